@@ -18,6 +18,7 @@ PACKAGES = {
     "safetensors": ("safetensors", "export"),
     "sklearn": ("scikit-learn", "synthetic"),
     "starlette": ("starlette", "demo"),
+    "svgelements": ("svgelements", "handwriting"),
     "uvicorn": ("uvicorn", "demo"),
 }
 

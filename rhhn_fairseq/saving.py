@@ -34,6 +34,14 @@ PACKAGED = Path(__file__).resolve().parent / "pretrained"
 
 Tensors = Mapping[str, Tensor]
 
+RENAMED = {
+    "gate_gain": "gate_norm_weight",
+    "gate_shift": "gate_norm_bias",
+    "c_gain": "c_norm_weight",
+    "c_shift": "c_norm_bias",
+}
+"""Names of parameters of cells in older files, where some are matrices [4, H], and today's, all vectors."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -210,7 +218,16 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if problem := weight_problem(name, tensor):
             raise UsageError(f"{weights}: {name} {problem}")
+    rename_old(tensors)
     return tensors
+
+
+def rename_old(tensors: dict[str, Tensor]) -> None:
+    """Gives tensors with the names of an older file today's names and shapes, in place."""
+    for name in list(tensors):
+        start, dot, last = name.rpartition(".")
+        if last in RENAMED:
+            tensors[start + dot + RENAMED[last]] = tensors.pop(name).flatten()
 
 
 def weight_problem(name, weight, finite: bool = True) -> str | None:

@@ -28,13 +28,22 @@ command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/d
 # Without Debian's python3-venv, venv leaves an environment without pip.
 .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv .venv
 
-# fairseq-fixed comes as source and builds against torch in an environment of its own. Without a
-# constraint there as well, that build would fetch the newest torch: pip up to 25 reads
-# PIP_CONSTRAINT for it, newer ones PIP_BUILD_CONSTRAINT.
-# pip splits these variables at spaces, so that the path of the repository cannot be in them.
-constraints=constraints.txt
-export PIP_CONSTRAINT=$constraints PIP_BUILD_CONSTRAINT=$constraints PIP_DISABLE_PIP_VERSION_CHECK=1
-echo "installing into $PWD/.venv (fairseq is compiled, about three minutes the first time)"
-.venv/bin/python -m pip install --quiet --upgrade pip
-.venv/bin/python -m pip install --quiet --quiet --editable ".[$extra]"
+# pip splits PIP_CONSTRAINT at spaces, so that the path of the repository cannot be in it.
+export PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
+# Python compiles a module when it is first imported; compiling all of them now takes a minute.
+pip() {
+    .venv/bin/python -m pip "$@" --quiet --no-compile
+}
+step() {
+    echo "$(date +%T) $1"
+}
+step "fetching torch, into $PWD/.venv"
+pip install --upgrade pip
+pip install torch numpy Cython setuptools wheel
+# fairseq-fixed comes as source. It builds against the torch that is there, without debugging information; in an
+# environment of its own it would fetch torch again.
+step "compiling fairseq"
+CFLAGS="-g0 -O1" pip install --no-build-isolation fairseq-fixed==0.12.3.1
+step "compiling this package's kernels, and fetching what it needs"
+pip install --no-build-isolation --editable ".[$extra]"
 printf '%s\n' "$wanted" > "$stamp"

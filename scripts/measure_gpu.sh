@@ -59,7 +59,7 @@ run_step() {
         tests) "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch finds no GPU")' &&
             "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider tests/ops/test_{graphs,decoding_graph,backends}.py &&
             # Nearly each of them compiles kernels of its own. Names are printed as they go, in case time ends.
-            "$PYTHON" -m pytest -v "${several[@]}" -p no:cacheprovider tests/ops/triton_cases.py ;;
+            RHHN_TEST_TRITON=1 "$PYTHON" -m pytest -v "${several[@]}" -p no:cacheprovider tests/ops/test_operations.py -k triton ;;
         gated) bench cells --cells lstm,ln_lstm,hyperlstm,ln_hyperlstm "${both[@]}" -- "${big[@]}" --length 100 ;;
         highway) bench cells --cells rhn,hyperrhn "${both[@]}" -- "${big[@]}" --length 20 ;;
         lm) bench lm --archs lstm_ptb,ln_hyperlstm_ptb --dtype bfloat16 ;;

@@ -7,9 +7,10 @@ cd "$(dirname "$0")/.."
 log=checkpoints/quickstart/details.log
 mkdir -p "$(dirname "$log")"
 
-echo "rhhn_fairseq: a first run, some five minutes on two cores the first time"
-echo "install   into .venv, three minutes the first time (log: $log)"
-if ! bash scripts/install.sh all >"$log" 2>&1; then
+echo "rhhn_fairseq: a first run, some eight minutes the first time"
+echo "install   into .venv, some four minutes the first time (log: $log)"
+: >"$log"
+if ! bash scripts/install.sh all 2>>"$log" | sed 's/^/          /'; then
     tail -n 12 "$log" >&2
     echo "error: the installation failed, see $log" >&2
     exit 1

@@ -26,8 +26,8 @@ IMPORTED_IN_FUNCTIONS = {
     "data/common/manifest.py": {"tqdm"},
     "data/problems/images.py": {"sklearn"},
     "data/strokes/hershey.py": {"HersheyFonts"},
+    "data/strokes/svg.py": {"svgelements"},
     "ops/triton/__init__.py": {"triton", "rhhn_fairseq.ops.triton"},
-    "ops/triton/interpreter.py": {"triton"},
 }
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)

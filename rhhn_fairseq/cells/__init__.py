@@ -20,6 +20,7 @@ from rhhn_fairseq.cells import (
 )
 from rhhn_fairseq.cells.config import CellConfig, StateConfig, option
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_
+from rhhn_fairseq.cells.hooks import take_scaling
 from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options, register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import set_backend
@@ -56,4 +57,5 @@ __all__ = [
     "rolled_hyper_rhn",
     "set_backend",
     "simple",
+    "take_scaling",
 ]

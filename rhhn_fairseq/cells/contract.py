@@ -19,7 +19,7 @@ from rhhn_fairseq.ops.backends import Plan, torch_nn
 from rhhn_fairseq.ops.loop import Noise, State, noise_at
 from rhhn_fairseq.ops.matmul.gemm import Matrix, affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout
-from rhhn_fairseq.saving import Pretrained
+from rhhn_fairseq.saving import Pretrained, rename_old
 
 InputMap = tuple[Tensor, Tensor | None]
 
@@ -31,15 +31,18 @@ class Contract(Pretrained, nn.Module):
         config: the checked configuration.
         state_sizes: widths of the state's tensors, the first of which is the output.
         prepared_states: how many tensors at the end of the state ``prepare`` runs over the whole sequence.
+        update_size: number of units that the option ``recurrent_dropout`` drops in a step, if there is one.
         begins: whether the first step of a sequence without a state differs from the others, see ``begin``.
         operation: name of the fused operation that computes what ``step`` does, see ``backends``; None
             if there is none. A subclass does not inherit it, because it may override ``step``.
         affine_weights: names of the weights that only ``ops.matmul.gemm.affine`` reads, so that they may be
             quantised.
-        recurrent_weights: names of the weights that multiply a state, which ``layers.weight_drop`` drops;
+        recurrent_weights: names of the weights that multiply a state, which ``layers.stack`` may drop;
             inner cells name their own. A cell whose matrices have other names sets both attributes.
         backend: name of the backend that this cell must use; None leaves the choice to the environment or
             ``backends``.
+        taken: the vectors that scale the recurrent matrices, which a pass appends for ``hooks.take_scaling``,
+            tensors [T, K, B, H]; None if nobody asks for them.
         keeps_initial_values: whether a model that draws all weights anew leaves this cell's as they are,
             because they multiply each other and near zero would let nothing pass. A model also leaves those
             of cells with gains or scaling vectors.
@@ -47,6 +50,7 @@ class Contract(Pretrained, nn.Module):
 
     kind = "cell"
     state_sizes: tuple[int, ...]
+    update_size: int
     config: StateConfig
     prepared_states: int = 0
     begins: bool = False
@@ -54,6 +58,7 @@ class Contract(Pretrained, nn.Module):
     affine_weights: tuple[str, ...] = ("weight_x", "weight_h")
     recurrent_weights: tuple[str, ...] = ("weight_h",)
     backend: str | None = None
+    taken: list[Tensor] | None = None
     keeps_initial_values: bool = False
 
     def __init_subclass__(cls, **options):
@@ -64,23 +69,25 @@ class Contract(Pretrained, nn.Module):
         super().__init__()
         self.config = config
         self.state_sizes = (config.hidden_size,)
+        self.update_size = config.hidden_size
+
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        rename_old(state_dict)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def input_maps(self) -> tuple[InputMap, ...]:
         """Returns the affine maps of the input: pairs of a weight [C, ·] and a bias [·] or None."""
         raise NotImplementedError(f"{type(self).__name__} has no input maps")
 
-    def project(
-        self, x_TBC: Tensor, columns: slice | None = None, gemm: str | None = None
-    ) -> tuple[Tensor, ...]:
+    def project(self, x_TBC: Tensor, gemm: str | None = None) -> tuple[Tensor, ...]:
         """Returns the projections of the input, [T, B, ·], in the order in which ``step`` takes them.
 
         Each weight takes one GEMM for the whole sequence.
 
         Args:
-            columns: the columns of the whole input that ``x_TBC`` has, see ``maps_of``; None for all.
             gemm: which GEMM to use, see ``ops.matmul.gemm.affine``.
         """
-        return apply_maps(x_TBC, self.input_maps() if columns is None else self.maps_of(columns), gemm)
+        return apply_maps(x_TBC, self.input_maps(), gemm)
 
     def maps_of(self, columns: slice) -> tuple[InputMap, ...]:
         """Returns the input maps of a slice of the input's columns; the slice that starts at 0 has the bias.
@@ -124,6 +131,9 @@ class Contract(Pretrained, nn.Module):
             noise["zoneout"] = draw_mask((T, B, H), config.zoneout, device, generator)
         if isinstance(config, CellConfig) and config.h_detach:
             noise["h_detach"] = draw_mask((T, 1, 1), config.h_detach, device, generator)
+        if rate := getattr(config, "recurrent_dropout", 0.0):
+            steps = 1 if getattr(config, "recurrent_mask", "step") == "sequence" else T
+            noise["update"] = draw_mask((steps, B, self.update_size), 1.0 - rate, device, generator)
         return noise
 
     def step(self, g_t: tuple[Tensor, ...], state: State, noise_t: Noise | None) -> tuple[Tensor, State]:

@@ -21,57 +21,45 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.contract import orthogonal_
-from rhhn_fairseq.cells.numpy_math import at, drop, zone
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.cells.rhn import highway, init_bias_, layer_masks, naive_highway
+from rhhn_fairseq.cells.rhn import NOISY, HighwayConfig, highway, init_bias_, layer_masks, naive_highway
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
+from rhhn_fairseq.ops.regularise import detach_by_coin, dropout, zoneout
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridRHNConfig(CellConfig):
+class GridRHNConfig(HighwayConfig):
     """Options of the grid RHN."""
 
     rhn_depth: int = option(7, help="layers in one time step", low=2, high=1000)
-    recurrent_dropout: float = option(0.0, help="drop units of the transform gate t", low=0, below=1)
 
 
-def naive_grid_rhn(p, config, x_TC, state, noise):
-    """The module's equations in numpy for one sequence; a state of None starts from zeros."""
+@over_time
+def naive_grid_rhn(p, config, x, state, noise):
+    """The module's equations in numpy for one step; a state of None is zero."""
     H, L = config.hidden_size, config.rhn_depth
     s, others = (np.zeros(H), np.zeros((L - 1) * H)) if state is None else state
     before = [*others.reshape(L - 1, H), s]
-    outputs = []
-    for t, x in enumerate(x_TC):
-        mask, gal, start, after = at(noise, "update", t), at(noise, "gal", t), before[-1], []
-        s = start
-        for layer in range(L):
-            a = drop(s, config.gal_dropout, gal) @ p[f"weight_s.{layer}"] + p[f"bias_s.{layer}"]
-            a = a + drop(before[layer], config.gal_dropout, gal) @ p[f"weight_grid.{layer}"]
-            if layer == 0:
-                a = a + x @ p["weight_x"] + p["bias_x"]
-            keep = None if mask is None else mask[layer * H : (layer + 1) * H]
-            s = naive_highway(a[:H], a[H:], s, config.recurrent_dropout, keep)
-            after.append(s)
-        after[-1] = zone(start, s, config.zoneout, at(noise, "zoneout", t))
-        before = after
-        outputs.append(before[-1])
-    return np.stack(outputs), (before[-1], np.concatenate(before[:-1]))
+    mask, gal, start, after = at(noise, "update"), at(noise, "gal"), before[-1], []
+    s = start
+    for layer in range(L):
+        a = drop(s, config.gal_dropout, gal) @ p[f"weight_s.{layer}"] + p[f"bias_s.{layer}"]
+        a = a + drop(before[layer], config.gal_dropout, gal) @ p[f"weight_grid.{layer}"]
+        if layer == 0:
+            a = a + x @ p["weight_x"] + p["bias_x"]
+        keep = None if mask is None else mask[layer * H : (layer + 1) * H]
+        s = naive_highway(a[:H], a[H:], s, config.recurrent_dropout, keep)
+        after.append(s)
+    after[-1] = zone(start, s, config.zoneout, at(noise, "zoneout"))
+    return after[-1], (after[-1], np.concatenate(after[:-1]))
 
 
-@register_cell(
-    "grid_rhn",
-    GridRHNConfig,
-    naive_grid_rhn,
-    tests=(
-        dict(rhn_depth=3, recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5),
-        dict(rhn_depth=2),
-    ),
-)
+@register_cell("grid_rhn", GridRHNConfig, naive_grid_rhn, tests=(NOISY, dict(rhn_depth=2)))
 class GridRHN(Cell):
     """Grid RHN; see the module's docstring. State: (s [B, H], the other layers' states [B, (L - 1) H]).
 
@@ -85,7 +73,7 @@ class GridRHN(Cell):
     def __init__(self, config: GridRHNConfig):
         super().__init__(config)
         C, H, L = config.input_size, config.hidden_size, config.rhn_depth
-        self.state_sizes = (H, (L - 1) * H)
+        self.state_sizes, self.update_size = (H, (L - 1) * H), L * H
         self.weight_x = nn.Parameter(torch.empty(C, 2 * H))
         self.bias_x = nn.Parameter(torch.empty(2 * H))
         self.weight_s = nn.ParameterList(torch.empty(H, 2 * H) for _ in range(L))
@@ -95,13 +83,6 @@ class GridRHN(Cell):
             orthogonal_(weight)
         for bias, fan_in in ((self.bias_x, C), *((bias, H) for bias in self.bias_s)):
             init_bias_(bias, fan_in)
-
-    def sample_noise(self, T, B, device=None, generator=None):
-        noise, config = super().sample_noise(T, B, device, generator), self.config
-        if config.recurrent_dropout:
-            shape = (T, B, config.rhn_depth * config.hidden_size)
-            noise["update"] = draw_mask(shape, 1.0 - config.recurrent_dropout, device, generator)
-        return noise
 
     def input_maps(self):
         return ((self.weight_x, self.bias_x),)

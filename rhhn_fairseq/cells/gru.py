@@ -19,13 +19,13 @@ from torch import nn
 
 from rhhn_fairseq.cells.config import CellConfig, option
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_
-from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.backends import torch_nn
 from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import draw_mask, dropout, lerp, zoneout
+from rhhn_fairseq.ops.regularise import dropout, lerp, zoneout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +37,20 @@ class GRUConfig(CellConfig):
     )
 
 
-def naive_gru(p, config, x_TC, state, noise):
-    """The module's equations in numpy for one sequence."""
+@over_time
+def naive_gru(p, config, x, state, noise):
+    """The module's equations in numpy for one step."""
     (h,) = state
     H = config.hidden_size
     R, Z, N = (slice(k * H, (k + 1) * H) for k in range(3))
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        r = sigmoid(x @ p["weight_x"][:, R] + seen @ p["weight_h"][:, R] + p["bias"][R])
-        z = sigmoid(x @ p["weight_x"][:, Z] + seen @ p["weight_h"][:, Z] + p["bias"][Z])
-        recurrent = seen @ p["weight_h"][:, N] + p["bias_n"]
-        n = np.tanh(x @ p["weight_x"][:, N] + p["bias"][N] + r * recurrent)
-        n = drop(n, config.recurrent_dropout, at(noise, "update", t))
-        h = zone(h, (1.0 - z) * n + z * h, config.zoneout, at(noise, "zoneout", t))
-        outputs.append(h)
-    return np.stack(outputs), (h,)
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    r = sigmoid(x @ p["weight_x"][:, R] + seen @ p["weight_h"][:, R] + p["bias"][R])
+    z = sigmoid(x @ p["weight_x"][:, Z] + seen @ p["weight_h"][:, Z] + p["bias"][Z])
+    recurrent = seen @ p["weight_h"][:, N] + p["bias_n"]
+    n = np.tanh(x @ p["weight_x"][:, N] + p["bias"][N] + r * recurrent)
+    n = drop(n, config.recurrent_dropout, at(noise, "update"))
+    h = zone(h, (1.0 - z) * n + z * h, config.zoneout, at(noise, "zoneout"))
+    return h, (h,)
 
 
 @register_cell(
@@ -76,13 +74,6 @@ class GRU(Cell):
         self.bias_n = nn.Parameter(torch.zeros(H))
         glorot_(self.weight_x, gates=3)
         orthogonal_(self.weight_h, gates=3)
-
-    def sample_noise(self, T, B, device=None, generator=None):
-        noise, rate = super().sample_noise(T, B, device, generator), self.config.recurrent_dropout
-        if rate:
-            shape = (T, B, self.config.hidden_size)
-            noise["update"] = draw_mask(shape, 1.0 - rate, device, generator)
-        return noise
 
     def input_maps(self):
         return ((self.weight_x, self.bias),)

@@ -1,11 +1,12 @@
-"""Hooks of a cell's inner modules, which torch would call around ``forward``."""
+"""Hooks of a cell's inner modules, which torch would call around ``forward``, and what a pass can tell."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rhhn_fairseq.cells.running import is_hooked
+from rhhn_fairseq.cells.running import Cell, is_hooked
 from rhhn_fairseq.errors import UsageError
 
 
@@ -40,3 +41,34 @@ def with_hooks(cell: nn.Module, method: Callable, *arguments):
         return cell(*arguments)
     finally:
         del cell.forward
+
+
+@contextlib.contextmanager
+def take_scaling(cells: Sequence[Cell]) -> Iterator[list[Tensor]]:
+    """Collects the vectors by which hypernetworks scale recurrent matrices, on every backend.
+
+    Args:
+        cells: each runs one pass inside the ``with`` block. They are marked meanwhile, so no other thread may
+            run them.
+
+    Yields:
+        a list. After the block it has a tensor [T, B, K, H] for each cell, without a gradient: d_h of a
+        HyperLSTM's gates i, f, g, o or of a HyperRNN, z of a HyperRHN's layers, d of a ``hyper`` cell's
+        matrices by blocks of H columns; of a HyperRNN of equation 2, z_h [T, B, 1, Z]. At padding they mean
+        nothing.
+
+    Raises:
+        UsageError: a cell has no hypernetwork, or did not run.
+    """
+    vectors: list[Tensor] = []
+    for cell in cells:
+        cell.taken = []
+    try:
+        yield vectors
+        for cell in cells:
+            if not cell.taken:
+                raise UsageError(f"{type(cell).__name__} has no hypernetwork, so nothing scales its matrices")
+            vectors.append(torch.cat([taken.detach() for taken in cell.taken]).transpose(1, 2))
+    finally:
+        for cell in cells:
+            del cell.taken

@@ -381,13 +381,16 @@ class Hyper(Cell):
     def _scale(self, g_main, maps, e_B):
         """Returns the main cell's matrices and projections, scaled according to the hypernetwork's output."""
         layers = e_B.chunk(self.config.rhn_depth, dim=-1) if self.config.hyper_output == "layers" else (e_B,)
-        matrices = []
+        matrices: list[ScaledWeight] = []
         for number, matrix in enumerate(self.main.state_matrices().values()):
             d, b = self.scaling[number](layers[number % len(layers)])
             d, d_x = d.tensor_split((matrix.shape[1],), dim=-1)
             matrices.append(ScaledWeight(matrix, d))
             if number == 0:
                 g_main = self._scale_input(g_main, maps, d_x, b)
+        if self.taken is not None:
+            d = torch.cat([matrix.scale_MN for matrix in matrices], dim=-1)
+            self.taken.append(d.unflatten(-1, (-1, self.config.hidden_size)).transpose(0, 1).unsqueeze(0))
         return tuple(matrices), g_main
 
     def _scale_input(self, g_main, maps, d_BG, b_BG):

@@ -54,14 +54,14 @@ from rhhn_fairseq.cells.lstm import (
     naive_lstm,
     naive_update,
 )
-from rhhn_fairseq.cells.numpy_math import at, drop
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops import hyper_lstm as op
 from rhhn_fairseq.ops.lstm import gather_masks
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
-from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS, layer_norm
+from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,43 +89,41 @@ class HyperLSTMConfig(ContextConfig, GatedConfig):
         )
 
 
-def naive_hyper_lstm(p, config, x_TC, state, noise):
-    """The module's equations in numpy, one gate at a time, for one sequence."""
+@over_time
+def naive_hyper_lstm(p, config, x, state, noise):
+    """The module's equations in numpy, one gate at a time, for one step."""
     h, c, e, k = state
     H = config.hidden_size
     inner = {name.removeprefix("hyper."): value for name, value in p.items() if name.startswith("hyper.")}
     inner["weight_x"] = np.concatenate([p["hyper.weight_x"], p["weight_hyper"]])
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        inputs = np.concatenate([x, seen])[None]
-        _, (e_new, k) = naive_lstm(inner, config.hyper(), inputs, (e, k), None)
-        source = e_new if config.hyper_state == "current" else e
-        gates, normalise_c = {}, None
-        terms = config.hyper_rank - 1
-        if terms:
-            vectors = (source @ p["weight_rank_z"]) @ p["weight_rank"] + p["bias_rank"]
-            left, right = vectors[: terms * H].reshape(terms, H), vectors[terms * H :].reshape(terms, 4, H)
-        for n, gate in enumerate("ifgo"):
-            columns = slice(n * H, (n + 1) * H)
-            d_h, d_x, b = naive_scaling(p, "scaling.", source, n, 4)
-            scale = np.outer(np.ones(H), d_h)
-            for term in range(terms):
-                scale = scale + np.outer(left[term], right[term, n])
-            read = x[: config.main_input_size] @ p["weight_x"][:, columns]
-            a = seen @ (p["weight_h"][:, columns] * scale) + d_x * read + b
-            if config.layer_norm:
-                a = naive_layer_norm(a, p["gate_gain"][n], p["gate_shift"][n])
-            gates[gate] = a
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    inputs = np.concatenate([x, seen])[None]
+    _, (e_new, k) = naive_lstm(inner, config.hyper(), inputs, (e, k), None)
+    source = e_new if config.hyper_state == "current" else e
+    gates, normalise_c = {}, None
+    terms = config.hyper_rank - 1
+    if terms:
+        vectors = (source @ p["weight_rank_z"]) @ p["weight_rank"] + p["bias_rank"]
+        left, right = vectors[: terms * H].reshape(terms, H), vectors[terms * H :].reshape(terms, 4, H)
+    for n, gate in enumerate("ifgo"):
+        columns = slice(n * H, (n + 1) * H)
+        d_h, d_x, b = naive_scaling(p, "scaling.", source, n, 4)
+        scale = np.outer(np.ones(H), d_h)
+        for term in range(terms):
+            scale = scale + np.outer(left[term], right[term, n])
+        read = x[: config.main_input_size] @ p["weight_x"][:, columns]
+        a = seen @ (p["weight_h"][:, columns] * scale) + d_x * read + b
         if config.layer_norm:
+            a = naive_layer_norm(a, p["gate_norm_weight"][columns], p["gate_norm_bias"][columns])
+        gates[gate] = a
+    if config.layer_norm:
 
-            def normalise_c(c):
-                return naive_layer_norm(c, p["c_gain"], p["c_shift"])
+        def normalise_c(c):
+            return naive_layer_norm(c, p["c_norm_weight"], p["c_norm_bias"])
 
-        h, c = naive_update(gates, h, c, config, noise, t, normalise_c)
-        e = e_new
-        outputs.append(h)
-    return np.stack(outputs), (h, c, e, k)
+    h, c = naive_update(gates, h, c, config, noise, normalise_c=normalise_c)
+    e = e_new
+    return h, (h, c, e, k)
 
 
 SMALL = dict(hyper_size=3, hyper_embed_size=2)
@@ -168,10 +166,7 @@ class HyperLSTM(GatedCell):
         glorot_(self.weight_x, gates=4)
         orthogonal_(self.weight_h, gates=4)
         if config.layer_norm:
-            self.gate_gain = nn.Parameter(torch.ones(4, H))
-            self.gate_shift = nn.Parameter(torch.zeros(4, H))
-            self.c_gain = nn.Parameter(torch.ones(H))
-            self.c_shift = nn.Parameter(torch.zeros(H))
+            self.add_norm()
         if config.hyper_context:
             self.affine_weights = self.affine_weights[1:]
         if config.hyper_rank > 1:
@@ -198,6 +193,8 @@ class HyperLSTM(GatedCell):
         _, (e_new, k_new) = with_hooks(self.hyper, self.hyper.step, (hyper_g,), (e, k), None)
         source = e_new if config.hyper_state == "current" else e
         d_h, d_x, b = self.scaling(source)
+        if self.taken is not None:
+            self.taken.append(d_h.unsqueeze(0))
         a = torch.addcmul(b, d_x, _by_gate(x_main))
         if config.hyper_rank > 1:
             z = source @ self.weight_rank_z
@@ -208,7 +205,8 @@ class HyperLSTM(GatedCell):
         normalise_c = None
         if config.layer_norm:
             a = nn.functional.layer_norm(a, a.shape[-1:], eps=LAYER_NORM_EPS)
-            a = torch.addcmul(self.gate_shift.unsqueeze(1), a, self.gate_gain.unsqueeze(1))
+            gain, shift = (p.view(4, 1, -1) for p in (self.gate_norm_weight, self.gate_norm_bias))
+            a = torch.addcmul(shift, a, gain)
             normalise_c = self.normalise_c
         y, main = self.update(a, h, c, noise_t, normalise_c)
         return y, (*main, e_new, k_new)
@@ -236,17 +234,13 @@ class HyperLSTM(GatedCell):
             scaling.bias,
             weight_r,
         )
-        norms: tuple[Tensor, ...] = ()
-        if config.layer_norm:
-            gates = self.gate_gain.flatten(), self.gate_shift.flatten()
-            norms = (*gates, self.c_gain, self.c_shift, *self.hyper.norm())
+        norms = self.norm() + self.hyper.norm()
         masks = gather_masks(mask_TB, noise, config.gal_dropout, g[0])
         previous = config.hyper_state == "previous"
-        return op.hyper_lstm(g, state, weights, norms, masks, self.numbers(), previous, plan)
-
-    def normalise_c(self, c_BH):
-        """Returns c normalised for the output's tanh."""
-        return layer_norm(c_BH, self.c_gain, self.c_shift)
+        y, state, e = op.hyper_lstm(g, state, weights, norms, masks, self.numbers(), previous, plan)
+        if self.taken is not None:
+            self.taken.append(scaling(e.flatten(0, 1))[0].unflatten(1, e.shape[:2]).transpose(0, 1))
+        return y, state
 
     def diagnostics(self):
         return {"scaling_rank": scaling_rank(self.scaling.weight_d)}

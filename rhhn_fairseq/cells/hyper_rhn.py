@@ -37,6 +37,7 @@ from rhhn_fairseq.cells.hooks import with_hooks
 from rhhn_fairseq.cells.numpy_math import at, drop, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.rhn import (
+    NOISY,
     RHNConfig,
     RHNTrace,
     highway,
@@ -47,7 +48,6 @@ from rhhn_fairseq.cells.rhn import (
     shift_transform_,
 )
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends
 from rhhn_fairseq.ops import highway as op
 from rhhn_fairseq.ops.loop import inner_noise, noise_at
@@ -66,11 +66,7 @@ class HyperRHNConfig(ContextConfig, RHNConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.hyper_size > self.hidden_size:
-            raise UsageError(
-                f"HyperRHN: hyper_size={self.hyper_size} is larger than hidden_size={self.hidden_size}, "
-                "the largest possible"
-            )
+        self.check_hyper_size(self.hyper_size)
 
     def hyper(self) -> RHNConfig:
         """Returns the configuration of the hypernetwork."""
@@ -124,14 +120,7 @@ def naive_hyper_rhn(p, config, x_TC, state, noise):
     HyperRHNConfig,
     naive_hyper_rhn,
     tests=(
-        dict(
-            hyper_size=3,
-            rhn_depth=2,
-            recurrent_dropout=0.3,
-            gal_dropout=0.2,
-            zoneout=0.1,
-            h_detach=0.5,
-        ),
+        NOISY | dict(hyper_size=3, rhn_depth=2),
         dict(hyper_size=2, rhn_depth=1, first_step="skip", hyper_bias=1.0, hyper_context=1),
         dict(hyper_size=2, rhn_depth=2, hyper_rank=3, recurrent_dropout=0.3, gal_dropout=0.2, h_detach=0.5),
     ),
@@ -152,7 +141,7 @@ class HyperRHN(Cell):
         super().__init__(config)
         C, H, N, L = config.main_input_size, config.hidden_size, config.hyper_size, config.rhn_depth
         self.state_sizes = (H, N)
-        self.begins = config.first_step == "skip"
+        self.begins, self.update_size = config.first_step == "skip", L * H
         self.hyper = RHNTrace(config.hyper())
         self.weight_z = nn.Parameter(torch.empty(L, N, H))
         self.bias_z = nn.Parameter(torch.empty(L, H))
@@ -181,10 +170,9 @@ class HyperRHN(Cell):
 
     def sample_noise(self, T, B, device=None, generator=None):
         noise, config = super().sample_noise(T, B, device, generator), self.config
-        keep = 1.0 - config.recurrent_dropout
         if config.recurrent_dropout:
-            for name, width in (("update", config.hidden_size), ("hyper_update", config.hyper_size)):
-                noise[name] = draw_mask((T, B, config.rhn_depth * width), keep, device, generator)
+            shape = (T, B, config.rhn_depth * config.hyper_size)
+            noise["hyper_update"] = draw_mask(shape, 1.0 - config.recurrent_dropout, device, generator)
         return noise
 
     def input_maps(self):
@@ -200,6 +188,10 @@ class HyperRHN(Cell):
         trace, (hyper_s,) = with_hooks(
             self.hyper, self.hyper.run, (hyper_g,), (state[1],), mask_TB, inner_noise(noise), plan
         )
+        if self.taken is not None:
+            by_layer = trace.unflatten(-1, (self.config.rhn_depth, -1)).unbind(2)
+            pairs = zip(by_layer, self.weight_z, self.z_shift(), strict=True)
+            self.taken.append(torch.stack([s @ weight + shift for s, weight, shift in pairs], dim=1))
         return (x_TBG, trace, *first), (state[0], hyper_s)
 
     def plan_of_steps(self, x_TBC):

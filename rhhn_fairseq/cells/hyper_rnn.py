@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from rhhn_fairseq.cells.config import CellConfig, ContextConfig, option
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_, without_context
 from rhhn_fairseq.cells.hooks import with_hooks
-from rhhn_fairseq.cells.numpy_math import at, drop, zone
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.simple import ACTIVATIONS, Elman, ElmanConfig
@@ -123,29 +123,28 @@ class HyperRNNConfig(ContextConfig, CellConfig):
     activation: str = option("tanh", help="phi, the activation", choices=("tanh", "relu"))
 
 
-def naive_hyper_rnn(p, config, x_TC, state, noise):
-    """The module's equations in numpy for one sequence."""
+@over_time
+def naive_hyper_rnn(p, config, x, state, noise):
+    """The module's equations in numpy for one step."""
     h, e = state
-    phi, outputs = ACTIVATIONS[config.activation][1], []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        inputs = np.concatenate([x, seen])
-        weight = np.concatenate([p["hyper.weight_x"], p["weight_hyper"]])
-        e_new = np.tanh(inputs @ weight + e @ p["hyper.weight_h"] + p["hyper.bias"])
-        source = e_new if config.hyper_state == "current" else e
-        if config.hyper_form == "practical":
-            d_h, d_x, b = naive_scaling(p, "scaling.", source, 0, 1)
-            a = d_h * (seen @ p["weight_h"]) + d_x * (x[: config.main_input_size] @ p["weight_x"]) + b
-        else:
-            z_h = source @ p["weight_zh"] + p["bias_zh"]
-            z_x = source @ p["weight_zx"] + p["bias_zx"]
-            z_b = source @ p["weight_zb"]
-            W_h = np.einsum("k,hkj->hj", z_h, p["weight_h"])
-            W_x = np.einsum("k,ckj->cj", z_x, p["weight_x"])
-            a = seen @ W_h + x[: config.main_input_size] @ W_x + z_b @ p["weight_b"] + p["bias"]
-        h, e = zone(h, phi(a), config.zoneout, at(noise, "zoneout", t)), e_new
-        outputs.append(h)
-    return np.stack(outputs), (h, e)
+    phi = ACTIVATIONS[config.activation][1]
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    inputs = np.concatenate([x, seen])
+    weight = np.concatenate([p["hyper.weight_x"], p["weight_hyper"]])
+    e_new = np.tanh(inputs @ weight + e @ p["hyper.weight_h"] + p["hyper.bias"])
+    source = e_new if config.hyper_state == "current" else e
+    if config.hyper_form == "practical":
+        d_h, d_x, b = naive_scaling(p, "scaling.", source, 0, 1)
+        a = d_h * (seen @ p["weight_h"]) + d_x * (x[: config.main_input_size] @ p["weight_x"]) + b
+    else:
+        z_h = source @ p["weight_zh"] + p["bias_zh"]
+        z_x = source @ p["weight_zx"] + p["bias_zx"]
+        z_b = source @ p["weight_zb"]
+        W_h = np.einsum("k,hkj->hj", z_h, p["weight_h"])
+        W_x = np.einsum("k,ckj->cj", z_x, p["weight_x"])
+        a = seen @ W_h + x[: config.main_input_size] @ W_x + z_b @ p["weight_b"] + p["bias"]
+    h, e = zone(h, phi(a), config.zoneout, at(noise, "zoneout")), e_new
+    return h, (h, e)
 
 
 class HyperRNNBase(Cell):
@@ -203,6 +202,8 @@ class PracticalHyperRNN(HyperRNNBase):
 
     def _main(self, x_BH, h_BH, e_BN):
         d_h, d_x, b = (vector[0] for vector in self.scaling(e_BN))
+        if self.taken is not None:
+            self.taken.append(d_h[None, None])
         return torch.addcmul(torch.addcmul(b, d_x, x_BH), d_h, affine(h_BH, self.weight_h))
 
     def diagnostics(self):
@@ -248,6 +249,8 @@ class FullHyperRNN(HyperRNNBase):
         Z = self.config.hyper_embed_size
         z_h = torch.addmm(self.bias_zh, e_BN, self.weight_zh)
         z_x = torch.addmm(self.bias_zx, e_BN, self.weight_zx)
+        if self.taken is not None:
+            self.taken.append(z_h[None, None])
         h_BZH = affine(h_BH, self.weight_h.flatten(1)).unflatten(-1, (Z, -1))
         x_BZH = x_BG.unflatten(-1, (Z, -1))
         mixed = torch.einsum("bz,bzh->bh", z_h, h_BZH) + torch.einsum("bz,bzh->bh", z_x, x_BZH)

@@ -21,13 +21,13 @@ from torch import nn
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.gru import GRUConfig
-from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import draw_mask, dropout, layer_norm, lerp, zoneout
+from rhhn_fairseq.ops.regularise import dropout, layer_norm, lerp, zoneout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,19 +37,17 @@ class LNGRUConfig(GRUConfig):
     update_bias: float = option(-1.0, help="constant added to the update gate; below 0 it keeps more of h")
 
 
-def naive_ln_gru(p, config, x_TC, state, noise):
-    """The module's equations in numpy for one sequence."""
+@over_time
+def naive_ln_gru(p, config, x, state, noise):
+    """The module's equations in numpy for one step."""
     (h,) = state
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        sums = x @ p["weight_x"] + seen @ p["weight_h"]
-        r, c, u = np.split(naive_layer_norm(sums, p["gate_gain"], p["gate_shift"]), 3)
-        new = drop(np.tanh(sigmoid(r) * c), config.recurrent_dropout, at(noise, "update", t))
-        u = sigmoid(u + config.update_bias)
-        h = zone(h, u * new + (1.0 - u) * h, config.zoneout, at(noise, "zoneout", t))
-        outputs.append(h)
-    return np.stack(outputs), (h,)
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    sums = x @ p["weight_x"] + seen @ p["weight_h"]
+    r, c, u = np.split(naive_layer_norm(sums, p["gate_norm_weight"], p["gate_norm_bias"]), 3)
+    new = drop(np.tanh(sigmoid(r) * c), config.recurrent_dropout, at(noise, "update"))
+    u = sigmoid(u + config.update_bias)
+    h = zone(h, u * new + (1.0 - u) * h, config.zoneout, at(noise, "zoneout"))
+    return h, (h,)
 
 
 @register_cell(
@@ -68,16 +66,10 @@ class LNGRU(Cell):
         C, H = config.input_size, config.hidden_size
         self.weight_x = nn.Parameter(torch.empty(C, 3 * H))
         self.weight_h = nn.Parameter(torch.empty(H, 3 * H))
-        self.gate_gain = nn.Parameter(torch.ones(3 * H))
-        self.gate_shift = nn.Parameter(torch.zeros(3 * H))
+        self.gate_norm_weight = nn.Parameter(torch.ones(3 * H))
+        self.gate_norm_bias = nn.Parameter(torch.zeros(3 * H))
         glorot_(self.weight_x, gates=3)
         orthogonal_(self.weight_h, gates=3)
-
-    def sample_noise(self, T, B, device=None, generator=None):
-        noise, rate = super().sample_noise(T, B, device, generator), self.config.recurrent_dropout
-        if rate:
-            noise["update"] = draw_mask((T, B, self.config.hidden_size), 1.0 - rate, device, generator)
-        return noise
 
     def input_maps(self):
         return ((self.weight_x, None),)
@@ -88,7 +80,7 @@ class LNGRU(Cell):
     def step(self, g_t, state, noise_t, matrices=None):
         (weight_h,), (h,), config = matrices or (self.weight_h,), state, self.config
         sums = affine(self.recurrent_input(h, noise_t), weight_h, g_t[0])
-        r, c, u = layer_norm(sums, self.gate_gain, self.gate_shift).chunk(3, dim=-1)
+        r, c, u = layer_norm(sums, self.gate_norm_weight, self.gate_norm_bias).chunk(3, dim=-1)
         new = torch.tanh(torch.sigmoid(r) * c)
         new = dropout(new, config.recurrent_dropout, noise_at(noise_t, "update"))
         new = lerp(h, new, torch.sigmoid(u + config.update_bias))

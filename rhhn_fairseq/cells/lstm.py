@@ -23,11 +23,12 @@ from torch import nn
 
 from rhhn_fairseq.cells.config import CellConfig, option
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_
-from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops import lstm as op
+from rhhn_fairseq.ops import native
 from rhhn_fairseq.ops.backends import torch_nn
 from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul import gemm
@@ -71,20 +72,31 @@ class GatedCell(Cell):
     """Base of the cells with the state (h, c) and the LSTM's last equations; not a cell by itself."""
 
     config: GatedConfig
+    gate_norm_weight: nn.Parameter
+    gate_norm_bias: nn.Parameter
+    c_norm_weight: nn.Parameter
+    c_norm_bias: nn.Parameter
 
     def __init__(self, config: GatedConfig):
         super().__init__(config)
         self.state_sizes = (config.hidden_size, config.hidden_size)
 
+    def add_norm(self) -> None:
+        """Adds the parameters of layer normalisation, of the gates' sums and of c."""
+        for name, size in (("gate_norm", 4 * self.config.hidden_size), ("c_norm", self.config.hidden_size)):
+            setattr(self, f"{name}_weight", nn.Parameter(torch.ones(size)))
+            setattr(self, f"{name}_bias", nn.Parameter(torch.zeros(size)))
+
+    def norm(self) -> tuple[torch.Tensor, ...]:
+        """Returns the parameters of layer normalisation; empty without it."""
+        if not getattr(self.config, "layer_norm", False):
+            return ()
+        return self.gate_norm_weight, self.gate_norm_bias, self.c_norm_weight, self.c_norm_bias
+
     def sample_noise(self, T, B, device=None, generator=None):
         noise, config = super().sample_noise(T, B, device, generator), self.config
-        H = config.hidden_size
-        if config.recurrent_dropout:
-            steps = T if config.recurrent_mask == "step" else 1
-            keep = 1.0 - config.recurrent_dropout
-            noise["update"] = draw_mask((steps, B, H), keep, device, generator)
         if config.zoneout_c:
-            noise["zoneout_c"] = draw_mask((T, B, H), config.zoneout_c, device, generator)
+            noise["zoneout_c"] = draw_mask((T, B, config.hidden_size), config.zoneout_c, device, generator)
         if config.c_detach:
             noise["c_detach"] = draw_mask((T, 1, 1), config.c_detach, device, generator)
         return noise
@@ -107,39 +119,41 @@ class GatedCell(Cell):
         c = zoneout(c_BH, c, config.zoneout_c, noise_at(noise_t, "zoneout_c"))
         return h, (h, c)
 
+    def normalise_c(self, c_BH):
+        """Returns c normalised for the output's tanh."""
+        return layer_norm(c_BH, self.c_norm_weight, self.c_norm_bias)
 
-def naive_update(gates, h, c, config, noise, t, normalise_c=None):
+
+def naive_update(gates, h, c, config, noise, normalise_c=None):
     """Computes the LSTM's last equations for one sequence from a dictionary of the four gates' sums."""
-    update = drop(np.tanh(gates["g"]), config.recurrent_dropout, at(noise, "update", t))
+    update = drop(np.tanh(gates["g"]), config.recurrent_dropout, at(noise, "update"))
     c_new = sigmoid(gates["f"] + config.forget_bias) * c + sigmoid(gates["i"]) * update
     inner = c_new if normalise_c is None else normalise_c(c_new)
     h_new = sigmoid(gates["o"]) * np.tanh(inner)
-    h_new = zone(h, h_new, config.zoneout, at(noise, "zoneout", t))
-    return h_new, zone(c, c_new, config.zoneout_c, at(noise, "zoneout_c", t))
+    h_new = zone(h, h_new, config.zoneout, at(noise, "zoneout"))
+    return h_new, zone(c, c_new, config.zoneout_c, at(noise, "zoneout_c"))
 
 
-def naive_lstm(p, config, x_TC, state, noise):
-    """The module's equations in numpy, one gate at a time, for one sequence."""
+@over_time
+def naive_lstm(p, config, x, state, noise):
+    """The module's equations in numpy, one gate at a time, for one step."""
     h, c = state
     H = config.hidden_size
     blocks = {gate: slice(k * H, (k + 1) * H) for k, gate in enumerate("ifgo")}
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        gates, normalise_c = {}, None
-        for gate, columns in blocks.items():
-            a = x @ p["weight_x"][:, columns] + seen @ p["weight_h"][:, columns] + p["bias"][columns]
-            if config.layer_norm:
-                a = naive_layer_norm(a, p["gate_gain"][columns], p["gate_shift"][columns])
-            gates[gate] = a
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    gates, normalise_c = {}, None
+    for gate, columns in blocks.items():
+        a = x @ p["weight_x"][:, columns] + seen @ p["weight_h"][:, columns] + p["bias"][columns]
         if config.layer_norm:
+            a = naive_layer_norm(a, p["gate_norm_weight"][columns], p["gate_norm_bias"][columns])
+        gates[gate] = a
+    if config.layer_norm:
 
-            def normalise_c(c):
-                return naive_layer_norm(c, p["c_gain"], p["c_shift"])
+        def normalise_c(c):
+            return naive_layer_norm(c, p["c_norm_weight"], p["c_norm_bias"])
 
-        h, c = naive_update(gates, h, c, config, noise, t, normalise_c)
-        outputs.append(h)
-    return np.stack(outputs), (h, c)
+    h, c = naive_update(gates, h, c, config, noise, normalise_c=normalise_c)
+    return h, (h, c)
 
 
 NOISY = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5)
@@ -170,10 +184,7 @@ class LSTM(GatedCell):
         glorot_(self.weight_x, gates=4)
         orthogonal_(self.weight_h, gates=4)
         if config.layer_norm:
-            self.gate_gain = nn.Parameter(torch.ones(4 * H))
-            self.gate_shift = nn.Parameter(torch.zeros(4 * H))
-            self.c_gain = nn.Parameter(torch.ones(H))
-            self.c_shift = nn.Parameter(torch.zeros(H))
+            self.add_norm()
 
     def input_maps(self):
         return ((self.weight_x, self.bias),)
@@ -186,20 +197,13 @@ class LSTM(GatedCell):
         a = affine(self.recurrent_input(h, noise_t), weight_h, g_t[0])
         if not self.config.layer_norm:
             return self.update(a.chunk(4, dim=-1), h, c, noise_t)
-        a = layer_norm(a, self.gate_gain, self.gate_shift, gates=4)
+        a = layer_norm(a, self.gate_norm_weight, self.gate_norm_bias, gates=4)
         return self.update(a.chunk(4, dim=-1), h, c, noise_t, self.normalise_c)
-
-    def normalise_c(self, c_BH):
-        """Returns c normalised for the output's tanh."""
-        return layer_norm(c_BH, self.c_gain, self.c_shift)
-
-    def norm(self) -> tuple[torch.Tensor, ...]:
-        """Returns the parameters of layer normalisation; empty without it."""
-        return (self.gate_gain, self.gate_shift, self.c_gain, self.c_shift) if self.config.layer_norm else ()
 
     def run_fused(self, g, state, mask_TB, noise, plan):
         if plan.is_single_step:
-            h, c = op.lstm_step(g[0][0], state, self.weight_h, self.config.forget_bias)
+            a = affine(state[0], self.weight_h, g[0][0])
+            h, c = native.lstm_gates(a, state[1], self.config.forget_bias)
             # The output is a copy, because it may be changed in place.
             return h.unsqueeze(0).clone(), (h, c)
         masks = op.gather_masks(mask_TB, noise, self.config.gal_dropout, g[0])

@@ -18,6 +18,8 @@ log space was off by 1.1e-4 of its largest entry, that of the loop by 1.1e-7. h 
 cells have no options for recurrent dropout and h-detach.
 """
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ from torch.nn.functional import logsigmoid
 
 from rhhn_fairseq.cells.config import StateConfig
 from rhhn_fairseq.cells.contract import glorot_
-from rhhn_fairseq.cells.numpy_math import at, sigmoid, zone
+from rhhn_fairseq.cells.numpy_math import at, over_time, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.linear_scan import linear_scan
@@ -33,39 +35,19 @@ from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.regularise import zoneout
 
 
-def _naive(p, config, x_TC, state, noise, gates):
-    """Computes the recurrence of both cells in numpy; ``gates`` returns the factors of h and of u."""
+def _naive(p, config, x, state, noise, gates):
+    """Computes a step of both cells in numpy; ``gates`` returns the factors of h and of u."""
     (h,) = state
     H = config.hidden_size
-    outputs = []
-    for t, x in enumerate(x_TC):
-        a = x @ p["weight_x"] + p["bias"]
-        keep, take = gates(a[:-H])
-        v = a[-H:]
-        u = np.where(v >= 0, v + 0.5, sigmoid(v))
-        h = zone(h, keep * h + take * u, config.zoneout, at(noise, "zoneout", t))
-        outputs.append(h)
-    return np.stack(outputs), (h,)
+    a = x @ p["weight_x"] + p["bias"]
+    keep, take = gates(*np.split(sigmoid(a[:-H]), len(a) // H - 1))
+    u = np.where(a[-H:] >= 0, a[-H:] + 0.5, sigmoid(a[-H:]))
+    h = zone(h, keep * h + take * u, config.zoneout, at(noise, "zoneout"))
+    return h, (h,)
 
 
-def naive_min_gru(p, config, x_TC, state, noise):
-    """The minGRU's equations in numpy for one sequence."""
-
-    def gates(a):
-        z = sigmoid(a)
-        return 1.0 - z, z
-
-    return _naive(p, config, x_TC, state, noise, gates)
-
-
-def naive_min_lstm(p, config, x_TC, state, noise):
-    """The minLSTM's equations in numpy for one sequence: f / (f + i) and i / (f + i)."""
-
-    def gates(a):
-        f, i = sigmoid(a[: config.hidden_size]), sigmoid(a[config.hidden_size :])
-        return f / (f + i), i / (f + i)
-
-    return _naive(p, config, x_TC, state, noise, gates)
+naive_min_gru = over_time(functools.partial(_naive, gates=lambda z: (1.0 - z, z)))
+naive_min_lstm = over_time(functools.partial(_naive, gates=lambda f, i: (f / (f + i), i / (f + i))))
 
 
 class MinimalCell(Cell):

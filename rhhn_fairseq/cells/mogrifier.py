@@ -15,14 +15,13 @@ Shapes: B batch, C input, H hidden; gates i, f, g, o in every weight's columns.
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.lstm import NOISY, GatedCell, GatedConfig, naive_update
-from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops.matmul.gemm import affine
 
@@ -35,27 +34,26 @@ class MogrifierConfig(GatedConfig):
     rank: int = option(0, help="rank of the matrices of these rounds; 0: full", low=0)
 
 
-def naive_mogrifier(p, config, x_TC, state, noise):
-    """The module's equations in numpy, one gate at a time, for one sequence."""
+@over_time
+def naive_mogrifier(p, config, x, state, noise):
+    """The module's equations in numpy, one gate at a time, for one step."""
     h, c = state
-    H, outputs = config.hidden_size, []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        for i in range(config.rounds):
-            gate = (x if i % 2 else seen) @ p[f"weight_rounds.{i}"]
-            if config.rank:
-                gate = gate @ p[f"weight_up.{i}"]
-            if i % 2:
-                seen = 2.0 * sigmoid(gate) * seen
-            else:
-                x = 2.0 * sigmoid(gate) * x
-        gates = {}
-        for k, name in enumerate("ifgo"):
-            block = slice(k * H, (k + 1) * H)
-            gates[name] = x @ p["weight_x"][:, block] + seen @ p["weight_h"][:, block] + p["bias"][block]
-        h, c = naive_update(gates, h, c, config, noise, t)
-        outputs.append(h)
-    return np.stack(outputs), (h, c)
+    H = config.hidden_size
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    for i in range(config.rounds):
+        gate = (x if i % 2 else seen) @ p[f"weight_rounds.{i}"]
+        if config.rank:
+            gate = gate @ p[f"weight_up.{i}"]
+        if i % 2:
+            seen = 2.0 * sigmoid(gate) * seen
+        else:
+            x = 2.0 * sigmoid(gate) * x
+    gates = {}
+    for k, name in enumerate("ifgo"):
+        block = slice(k * H, (k + 1) * H)
+        gates[name] = x @ p["weight_x"][:, block] + seen @ p["weight_h"][:, block] + p["bias"][block]
+    h, c = naive_update(gates, h, c, config, noise)
+    return h, (h, c)
 
 
 @register_cell("mogrifier_lstm", MogrifierConfig, naive_mogrifier, tests=(NOISY | dict(rounds=4, rank=2),))
@@ -86,8 +84,8 @@ class MogrifierLSTM(GatedCell):
         # The state changes x before a matrix reads it, so the step gets x itself.
         return ((torch.eye(self.config.input_size, dtype=self.bias.dtype, device=self.bias.device), None),)
 
-    def project(self, x_TBC, columns=None, gemm=None):
-        return (x_TBC,) if columns is None else super().project(x_TBC, columns, gemm)
+    def project(self, x_TBC, gemm=None):
+        return (x_TBC,)
 
     def step(self, g_t, state, noise_t):
         (x,), (h, c) = g_t, state

@@ -14,14 +14,13 @@ followed by the LSTM's equations. Gate order i, f, g, o in every weight's column
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import nn
 
 from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_
 from rhhn_fairseq.cells.lstm import NOISY, GatedCell, GatedConfig, naive_update
-from rhhn_fairseq.cells.numpy_math import at, drop
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops.matmul.gemm import affine
 
@@ -39,39 +38,35 @@ class MILSTMConfig(GatedConfig):
     beta_init: float = option(1.0, help="initial value of beta_1 and beta_2, the weights of each input alone")
 
 
-def naive_mlstm(p, config, x_TC, state, noise):
-    """The mLSTM's equations in numpy, one gate at a time, for one sequence."""
+@over_time
+def naive_mlstm(p, config, x, state, noise):
+    """The mLSTM's equations in numpy, one gate at a time, for one step."""
     h, c = state
     H = config.hidden_size
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        m = (x @ p["weight_mx"]) * (seen @ p["weight_mh"])
-        gates = {}
-        for k, gate in enumerate("ifgo"):
-            block = slice(k * H, (k + 1) * H)
-            gates[gate] = x @ p["weight_x"][:, block] + m @ p["weight_m"][:, block] + p["bias"][block]
-        h, c = naive_update(gates, h, c, config, noise, t)
-        outputs.append(h)
-    return np.stack(outputs), (h, c)
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    m = (x @ p["weight_mx"]) * (seen @ p["weight_mh"])
+    gates = {}
+    for k, gate in enumerate("ifgo"):
+        block = slice(k * H, (k + 1) * H)
+        gates[gate] = x @ p["weight_x"][:, block] + m @ p["weight_m"][:, block] + p["bias"][block]
+    h, c = naive_update(gates, h, c, config, noise)
+    return h, (h, c)
 
 
-def naive_mi_lstm(p, config, x_TC, state, noise):
-    """The MI-LSTM's equations in numpy, one gate at a time, for one sequence."""
+@over_time
+def naive_mi_lstm(p, config, x, state, noise):
+    """The MI-LSTM's equations in numpy, one gate at a time, for one step."""
     h, c = state
     H = config.hidden_size
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        gates = {}
-        for k, gate in enumerate("ifgo"):
-            block = slice(k * H, (k + 1) * H)
-            u, v = seen @ p["weight_h"][:, block], x @ p["weight_x"][:, block]
-            a = p["alpha"][block] * v * u + p["beta_1"][block] * u + p["beta_2"][block] * v
-            gates[gate] = a + p["bias"][block]
-        h, c = naive_update(gates, h, c, config, noise, t)
-        outputs.append(h)
-    return np.stack(outputs), (h, c)
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    gates = {}
+    for k, gate in enumerate("ifgo"):
+        block = slice(k * H, (k + 1) * H)
+        u, v = seen @ p["weight_h"][:, block], x @ p["weight_x"][:, block]
+        a = p["alpha"][block] * v * u + p["beta_1"][block] * u + p["beta_2"][block] * v
+        gates[gate] = a + p["bias"][block]
+    h, c = naive_update(gates, h, c, config, noise)
+    return h, (h, c)
 
 
 @register_cell("mlstm", MLSTMConfig, naive_mlstm, tests=(NOISY,))

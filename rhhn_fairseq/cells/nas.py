@@ -19,7 +19,7 @@ from torch import nn
 
 from rhhn_fairseq.cells.config import CellConfig
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_
-from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.loop import noise_at
@@ -27,22 +27,20 @@ from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import zoneout
 
 
-def naive_nas(p, config, x_TC, state, noise):
-    """The module's equations in numpy for one sequence."""
+@over_time
+def naive_nas(p, config, x, state, noise):
+    """The module's equations in numpy for one step."""
     h, c = state
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        i = np.split(x @ p["weight_x"], 8)
-        m = np.split(seen @ p["weight_h"] + p["bias"], 8)
-        a0, a2, a5, a7 = (sigmoid(i[k] + m[k]) for k in (0, 2, 5, 7))
-        a4, a6 = (np.tanh(i[k] + m[k]) for k in (4, 6))
-        a1, a3 = np.maximum(i[1] + m[1], 0.0), np.maximum(i[3] * m[3], 0.0)
-        c = np.tanh(np.tanh(a0 * a1) + c) * np.tanh(a2 + a3)
-        new = np.tanh(c * np.tanh(np.tanh(a4 * a5) + sigmoid(a6 + a7)))
-        h = zone(h, new, config.zoneout, at(noise, "zoneout", t))
-        outputs.append(h)
-    return np.stack(outputs), (h, c)
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    i = np.split(x @ p["weight_x"], 8)
+    m = np.split(seen @ p["weight_h"] + p["bias"], 8)
+    a0, a2, a5, a7 = (sigmoid(i[k] + m[k]) for k in (0, 2, 5, 7))
+    a4, a6 = (np.tanh(i[k] + m[k]) for k in (4, 6))
+    a1, a3 = np.maximum(i[1] + m[1], 0.0), np.maximum(i[3] * m[3], 0.0)
+    c = np.tanh(np.tanh(a0 * a1) + c) * np.tanh(a2 + a3)
+    new = np.tanh(c * np.tanh(np.tanh(a4 * a5) + sigmoid(a6 + a7)))
+    h = zone(h, new, config.zoneout, at(noise, "zoneout"))
+    return h, (h, c)
 
 
 @register_cell("nas", CellConfig, naive_nas, tests=(dict(gal_dropout=0.2, zoneout=0.1, h_detach=0.5),))

@@ -1,5 +1,7 @@
 """Functions that the numpy transcriptions of the cells share, each written from its definition."""
 
+import functools
+
 import numpy as np
 
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
@@ -16,7 +18,27 @@ def layer_norm(a_H, gain_H, shift_H):
     return (a_H - mean) / np.sqrt(variance + LAYER_NORM_EPS) * gain_H + shift_H
 
 
-def at(noise, name, t):
+def over_time(step):
+    """Decorator that turns a transcription of one step into that of a sequence.
+
+    Args:
+        step: ``step(parameters, config, x_C, state, noise) -> (y_H, state)``; noise has the arrays [1, ·] of
+            this step.
+    """
+
+    @functools.wraps(step)
+    def naive(p, config, x_TC, state, noise):
+        outputs = []
+        for t, x in enumerate(x_TC):
+            now = None if noise is None else {name: at(noise, name, t)[None] for name in noise}
+            y, state = step(p, config, x, state, now)
+            outputs.append(y)
+        return np.stack(outputs), state
+
+    return naive
+
+
+def at(noise, name, t=0):
     """Returns the noise ``name`` at step ``t`` of one sequence, or None; arrays are [T or 1, ·]."""
     if noise is None or name not in noise:
         return None

@@ -29,18 +29,34 @@ from rhhn_fairseq.cells.contract import orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import highway as op
 from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, lerp, zoneout
+from rhhn_fairseq.ops.regularise import detach_by_coin, dropout, lerp, zoneout
 
 
 @dataclass(frozen=True, kw_only=True)
-class RHNConfig(CellConfig):
-    """Options of the recurrent highway network."""
+class HighwayConfig(CellConfig):
+    """Options of every recurrent highway network."""
 
     rhn_depth: int = option(7, help="layers in one time step", low=1, high=1000)
     recurrent_dropout: float = option(0.0, help="drop units of the transform gate t", low=0, below=1)
+
+    def check_hyper_size(self, hyper_size: int) -> None:
+        """Raises UsageError if a hypernetwork of this width is wider than the main network."""
+        if hyper_size > self.hidden_size:
+            name = type(self).__name__.removesuffix("Config")
+            raise UsageError(
+                f"{name}: hyper_size={hyper_size} is larger than hidden_size={self.hidden_size}, "
+                "the largest possible"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RHNConfig(HighwayConfig):
+    """Options of the recurrent highway network."""
+
     first_step: str = option(
         "full",
         help="at the first step without a state, apply the recurrent bias of layer 0 or skip it",
@@ -123,7 +139,7 @@ class RHN(Cell):
     def __init__(self, config: RHNConfig):
         super().__init__(config)
         C, H, L = config.input_size, config.hidden_size, config.rhn_depth
-        self.begins = config.first_step == "skip"
+        self.begins, self.update_size = config.first_step == "skip", L * H
         self.weight_x = nn.Parameter(torch.empty(C, 2 * H))
         self.bias_x = nn.Parameter(torch.empty(2 * H))
         # One tensor per layer: every slicing of a common one would cost a zero-filled gradient of all layers.
@@ -139,13 +155,6 @@ class RHN(Cell):
 
     def adjust_initial_values(self):
         shift_transform_(self.bias_s, self.config)
-
-    def sample_noise(self, T, B, device=None, generator=None):
-        noise, config = super().sample_noise(T, B, device, generator), self.config
-        if config.recurrent_dropout:
-            shape = (T, B, config.rhn_depth * config.hidden_size)
-            noise["update"] = draw_mask(shape, 1.0 - config.recurrent_dropout, device, generator)
-        return noise
 
     def input_maps(self):
         return ((self.weight_x, self.bias_x),)

@@ -28,62 +28,53 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.contract import orthogonal_
-from rhhn_fairseq.cells.numpy_math import at, drop, zone
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time, zone
 from rhhn_fairseq.cells.registry import register_cell
-from rhhn_fairseq.cells.rhn import highway, init_bias_, layer_masks, naive_highway
+from rhhn_fairseq.cells.rhn import NOISY, HighwayConfig, highway, init_bias_, layer_masks, naive_highway
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import highway as op
 from rhhn_fairseq.ops.loop import inner_noise, noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
+from rhhn_fairseq.ops.regularise import detach_by_coin, dropout, zoneout
 from rhhn_fairseq.ops.sequence import expand_noise, masks_of_positions
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolledHyperRHNConfig(CellConfig):
+class RolledHyperRHNConfig(HighwayConfig):
     """Options of the rolled HyperRHN."""
 
-    rhn_depth: int = option(7, help="layers in one time step", low=1, high=1000)
-    recurrent_dropout: float = option(0.0, help="drop units of the transform gate t", low=0, below=1)
     hyper_size: int = option(128, help="width of the hypernetwork", low=1, high=10**6)
     hyper_bias: float = option(1.0, help="constant added to the hypervectors z")
 
     def __post_init__(self):
         super().__post_init__()
-        if self.hyper_size > self.hidden_size:
-            raise UsageError(
-                f"RolledHyperRHN: hyper_size={self.hyper_size} is larger than hidden_size="
-                f"{self.hidden_size}, the largest possible"
-            )
+        self.check_hyper_size(self.hyper_size)
 
 
-def naive_rolled_hyper_rhn(p, config, x_TC, state, noise):
-    """The module's equations in numpy for one sequence; a state of None starts from zeros."""
+@over_time
+def naive_rolled_hyper_rhn(p, config, x, state, noise):
+    """The module's equations in numpy for one step; a state of None is zero."""
     H, N, L = config.hidden_size, config.hyper_size, config.rhn_depth
     W = H + N
     S = np.zeros(W) if state is None else np.concatenate(state)
-    outputs = []
-    for t, x in enumerate(x_TC):
-        mask, start = at(noise, "update", t), S[:H]
-        for layer in range(L):
-            z = np.resize(S[H:], H) + config.hyper_bias
-            scale = np.concatenate([z, np.ones(N)])
-            scale = np.concatenate([scale, scale])
-            matrix = np.zeros((W, 2, W))
-            matrix[:H, :, :H] = p[f"weight_s.{layer}"].reshape(H, 2, H)
-            matrix[H:, :, H:] = p[f"weight_hyper.{layer}"].reshape(N, 2, N)
-            seen = np.concatenate([drop(S[:H], config.gal_dropout, at(noise, "gal", t)), S[H:]])
-            a = (seen @ matrix.reshape(W, 2 * W)) * scale + p[f"bias_s.{layer}"]
-            if layer == 0:
-                a = a + (x @ p["weight_x"]) * scale + p["bias_x"]
-            keep = None if mask is None else mask[layer * W : (layer + 1) * W]
-            S = naive_highway(a[:W], a[W:], S, config.recurrent_dropout, keep)
-        S = np.concatenate([zone(start, S[:H], config.zoneout, at(noise, "zoneout", t)), S[H:]])
-        outputs.append(S[:H])
-    return np.stack(outputs), (S[:H], S[H:])
+    mask, start = at(noise, "update"), S[:H]
+    for layer in range(L):
+        z = np.resize(S[H:], H) + config.hyper_bias
+        scale = np.concatenate([z, np.ones(N)])
+        scale = np.concatenate([scale, scale])
+        matrix = np.zeros((W, 2, W))
+        matrix[:H, :, :H] = p[f"weight_s.{layer}"].reshape(H, 2, H)
+        matrix[H:, :, H:] = p[f"weight_hyper.{layer}"].reshape(N, 2, N)
+        seen = np.concatenate([drop(S[:H], config.gal_dropout, at(noise, "gal")), S[H:]])
+        a = (seen @ matrix.reshape(W, 2 * W)) * scale + p[f"bias_s.{layer}"]
+        if layer == 0:
+            a = a + (x @ p["weight_x"]) * scale + p["bias_x"]
+        keep = None if mask is None else mask[layer * W : (layer + 1) * W]
+        S = naive_highway(a[:W], a[W:], S, config.recurrent_dropout, keep)
+    S = np.concatenate([zone(start, S[:H], config.zoneout, at(noise, "zoneout")), S[H:]])
+    return S[:H], (S[:H], S[H:])
 
 
 def starting_states(
@@ -113,10 +104,7 @@ def starting_states(
     "rolled_hyperrhn",
     RolledHyperRHNConfig,
     naive_rolled_hyper_rhn,
-    tests=(
-        dict(hyper_size=3, rhn_depth=3, recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5),
-        dict(hyper_size=2, rhn_depth=1, hyper_bias=0.0),
-    ),
+    tests=(NOISY | dict(hyper_size=3), dict(hyper_size=2, rhn_depth=1, hyper_bias=0.0)),
 )
 class RolledHyperRHN(Cell):
     """Rolled HyperRHN; see the module's docstring. State: (s [B, H], s^h [B, N]).
@@ -132,7 +120,7 @@ class RolledHyperRHN(Cell):
     def __init__(self, config: RolledHyperRHNConfig):
         super().__init__(config)
         C, H, N, L = config.input_size, config.hidden_size, config.hyper_size, config.rhn_depth
-        self.state_sizes = (H, N)
+        self.state_sizes, self.update_size = (H, N), L * (H + N)
         self.weight_x = nn.Parameter(torch.empty(C, 2 * (H + N)))
         self.bias_x = nn.Parameter(torch.empty(2 * (H + N)))
         self.weight_s = nn.ParameterList(torch.empty(H, 2 * H) for _ in range(L))
@@ -142,13 +130,6 @@ class RolledHyperRHN(Cell):
             orthogonal_(weight)
         for bias, fan_in in ((self.bias_x, C), *((bias, H + N) for bias in self.bias_s)):
             init_bias_(bias, fan_in)
-
-    def sample_noise(self, T, B, device=None, generator=None):
-        noise, config = super().sample_noise(T, B, device, generator), self.config
-        if config.recurrent_dropout:
-            shape = (T, B, config.rhn_depth * (config.hidden_size + config.hyper_size))
-            noise["update"] = draw_mask(shape, 1.0 - config.recurrent_dropout, device, generator)
-        return noise
 
     def input_maps(self):
         return ((self.weight_x, None),)
@@ -162,10 +143,6 @@ class RolledHyperRHN(Cell):
             below = nn.functional.pad(inner.view(N, 2, N), (H, 0))
             matrices.append(torch.cat((above, below)).flatten(1))
         return matrices
-
-    def count_zeros(self) -> int:
-        """Returns the number of zeros around the blocks of all recurrent matrices."""
-        return 4 * self.config.rhn_depth * self.config.hidden_size * self.config.hyper_size
 
     def shared_matrices(self):
         return self.recurrent_matrices()
@@ -199,6 +176,9 @@ class RolledHyperRHN(Cell):
         before_TBLN = torch.cat((starts, trace[..., :-N]), dim=-1)
         repeats = torch.eye(N, dtype=gx.dtype, device=gx.device).repeat(1, -(-H // N))[:, :H]
         z_shift = main_bias.new_full((L, H), config.hyper_bias)
+        if self.taken is not None:
+            z = before_TBLN.unflatten(-1, (L, N)) @ repeats + config.hyper_bias
+            self.taken.append(z.transpose(1, 2))
 
         masks = op.gather_masks(mask_TB, None, main_noise, config.gal_dropout, main_gx, L)
         y, s = op.highway(
@@ -225,9 +205,10 @@ class RolledHyperRHN(Cell):
         H, N = config.hidden_size, config.hyper_size
         ones, gal = torch.ones_like(hyper_s), noise_at(noise_t, "gal")
         repeats = (1, -(-H // N))
-        S = torch.cat(state, dim=-1)
+        S, scaling = torch.cat(state, dim=-1), []
         for layer, mask in enumerate(layer_masks(noise_t, "update", config.rhn_depth)):
             z = S[:, H:].repeat(repeats)[:, :H] + config.hyper_bias
+            scaling.append(z)
             seen = S
             if layer == 0 or gal is not None:
                 s = detach_by_coin(S[:, :H], noise_at(noise_t, "h_detach")) if layer == 0 else S[:, :H]
@@ -239,6 +220,8 @@ class RolledHyperRHN(Cell):
             scale = torch.cat((z, ones), dim=-1).unsqueeze(1)
             a = (u.unflatten(-1, (2, -1)) * scale).flatten(-2) + bias
             S = highway(a, S, config.recurrent_dropout, mask)
+        if self.taken is not None:
+            self.taken.append(torch.stack(scaling).unsqueeze(0))
         s, hyper_s = S.split((H, N), dim=-1)
         s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))
         return s, (s, hyper_s)

@@ -17,7 +17,7 @@ from torch import nn
 
 from rhhn_fairseq.cells.config import CellConfig, option
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_
-from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.loop import noise_at
@@ -50,29 +50,25 @@ class JordanConfig(CellConfig):
     activation: str = option("sigmoid", help="psi, the output's activation", choices=tuple(ACTIVATIONS))
 
 
-def naive_elman(p, config, x_TC, state, noise):
-    """Elman's equation in numpy for one sequence."""
+@over_time
+def naive_elman(p, config, x, state, noise):
+    """Elman's equation in numpy for one step."""
     (h,) = state
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        a = x @ p["weight_x"] + seen @ p["weight_h"] + p["bias"]
-        h = zone(h, ACTIVATIONS[config.activation][1](a), config.zoneout, at(noise, "zoneout", t))
-        outputs.append(h)
-    return np.stack(outputs), (h,)
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    a = x @ p["weight_x"] + seen @ p["weight_h"] + p["bias"]
+    h = zone(h, ACTIVATIONS[config.activation][1](a), config.zoneout, at(noise, "zoneout"))
+    return h, (h,)
 
 
-def naive_jordan(p, config, x_TC, state, noise):
-    """Jordan's equations in numpy for one sequence."""
+@over_time
+def naive_jordan(p, config, x, state, noise):
+    """Jordan's equations in numpy for one step."""
     (y,) = state
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(y, config.gal_dropout, at(noise, "gal", t))
-        u = np.tanh(x @ p["weight_x"] + seen @ p["weight_h"] + p["bias"])
-        new = ACTIVATIONS[config.activation][1](u @ p["weight_y"] + p["bias_y"])
-        y = zone(y, new, config.zoneout, at(noise, "zoneout", t))
-        outputs.append(y)
-    return np.stack(outputs), (y,)
+    seen = drop(y, config.gal_dropout, at(noise, "gal"))
+    u = np.tanh(x @ p["weight_x"] + seen @ p["weight_h"] + p["bias"])
+    new = ACTIVATIONS[config.activation][1](u @ p["weight_y"] + p["bias_y"])
+    y = zone(y, new, config.zoneout, at(noise, "zoneout"))
+    return y, (y,)
 
 
 class SimpleCell(Cell):

@@ -1,12 +1,16 @@
-"""Converts a trained model: a checkpoint of fairseq's to safetensors and JSON, or back.
+"""Converts a trained model: a checkpoint of fairseq's to safetensors and JSON, or back, or to ONNX.
 
 Usage: %(prog)s checkpoints/checkpoint_best.pt --output my-model
        %(prog)s my-model --data data-bin/ptb --output checkpoint.pt
+       %(prog)s checkpoints/checkpoint_best.pt --onnx my-graphs
 
 A checkpoint becomes a directory with the character or handwriting model: ``rhhn sample``, ``rhhn write`` and
 rhhn_fairseq.nn.from_pretrained read it, and need neither fairseq nor the data.
 
 A directory becomes a checkpoint, for fairseq-eval-lm and fairseq-train --finetune-from-model.
+
+With --onnx either becomes a directory of ONNX graphs, also a translation model, with a program run.py that
+needs onnxruntime and numpy alone.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ def main(argv=None) -> None:
     parser = make_parser("convert", __doc__)
     add = parser.add_argument
     add("source", metavar="SOURCE", help="checkpoint, or directory of safetensors")
-    add("--output", required=True, metavar="PATH", help="the directory or checkpoint to write")
+    to = parser.add_mutually_exclusive_group(required=True)
+    to.add_argument("--output", metavar="PATH", help="the directory or checkpoint to write")
+    to.add_argument("--onnx", metavar="DIR", help="the directory of ONNX graphs to write")
     add("--data", metavar="DIR", help="data directory (default for a checkpoint: its own symbols)")
     add(
         "--dtype",
@@ -41,6 +47,12 @@ def main(argv=None) -> None:
         help="type of the weights in the directory (default: unchanged)",
     )
     args = parser.parse_args(argv)
+    if args.onnx is not None:
+        from rhhn_fairseq.nn.whole_models import export_model
+
+        export_model(load(args.source, args.data), args.onnx)
+        print(f"written: {args.onnx}")
+        return
     to_file = os.path.isdir(args.source)
     if to_file and args.data is None:
         raise UsageError(f"--data is missing: the data directory that {args.output} is for")
@@ -81,17 +93,36 @@ def to_directory(
     Raises:
         UsageError: the checkpoint holds another kind of model, or a model of words.
     """
-    from rhhn_fairseq.models.loading import load_char_lm, load_handwriting, load_weights
-
-    names = load_weights(str(checkpoint)).keys()
-    if "symbol_codes" not in names:
+    network = load(checkpoint, data)
+    if not hasattr(network, "save_pretrained"):
         raise UsageError(f"{checkpoint} holds no character or handwriting model: no symbol_codes in it")
-    if "statistics" in names:
-        network, _ = load_handwriting(str(checkpoint))
-    else:
-        network, _ = load_char_lm(str(checkpoint), data)
     network.save_pretrained(directory, dtype)
     return network
+
+
+def load(source: str | Path, data: str | None = None) -> torch.nn.Module:
+    """Returns the character, handwriting or translation model of a checkpoint, or that of a directory.
+
+    Args:
+        data: the data directory of a character or translation model; None for that of the training.
+    """
+    import rhhn_fairseq.nn  # noqa: F401  (the kinds that a directory may hold)
+    from rhhn_fairseq.saving import from_pretrained
+
+    if os.path.isdir(source):
+        return from_pretrained(source)
+    import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
+    from rhhn_fairseq.models.loading import (
+        load_char_lm,
+        load_handwriting,
+        load_translation_models,
+        load_weights,
+    )
+
+    names = load_weights(str(source)).keys()
+    if "symbol_codes" not in names:
+        return load_translation_models([str(source)], data).models[0]
+    return load_handwriting(str(source))[0] if "statistics" in names else load_char_lm(str(source), data)[0]
 
 
 def to_checkpoint(directory: str | Path, data: str) -> dict:

@@ -5,12 +5,16 @@ import dataclasses
 import sys
 from itertools import takewhile
 
-from rhhn_fairseq.compat.names import explain
+from rhhn_fairseq.compat.names import complete, explain
 from rhhn_fairseq.errors import UsageError
 
 
 class StrictParser(argparse.ArgumentParser):
     """Parser that reports a bad command line like all other bad input: one line, status 1."""
+
+    def parse_args(self, args=None, namespace=None):
+        complete(self, skip=len(self.prog.split()) - 1)
+        return super().parse_args(args, namespace)
 
     def parse_known_args(self, args=None, namespace=None):
         self._given = sys.argv[1:] if args is None else list(args)

@@ -6,6 +6,7 @@ import sys
 
 from rhhn_fairseq.cli.character_models import add_model, add_text, check_model, given_text, load
 from rhhn_fairseq.cli.parsers import make_parser
+from rhhn_fairseq.compat.names import complete_name
 from rhhn_fairseq.errors import UsageError, nearest
 
 MOST_LINES = 200
@@ -18,6 +19,7 @@ def main(argv=None) -> None:
         UsageError: no picture is named, or no function draws it.
     """
     argv = sys.argv[1:] if argv is None else argv
+    complete_name(argv, PICTURES, skip=1)
     if argv and argv[0] in ("-h", "--help"):
         width = max(map(len, PICTURES))
         print("usage: rhhn plot PICTURE ...    (rhhn plot PICTURE --help: its options)\n")

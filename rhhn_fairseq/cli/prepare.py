@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from rhhn_fairseq.cli.parsers import add_fields, make_parser, read_fields
+from rhhn_fairseq.compat.names import complete_name
 from rhhn_fairseq.errors import UsageError, nearest
 
 SPLITS = ("train", "valid", "test")
@@ -18,6 +19,7 @@ def main(argv: list[str]) -> None:
         UsageError: no corpus is named, or there is none of this name.
     """
     known = [name for _, corpora in KINDS.values() for name in corpora]
+    complete_name(argv, known, skip=1)
     if argv and argv[0] in ("-h", "--help"):
         print(overview())
         return
@@ -286,7 +288,7 @@ def _stroke3(parser, cleaning):
     from rhhn_fairseq.data.strokes.points import FIRST_ROWS
     from rhhn_fairseq.data.strokes.stroke3 import stroke3
 
-    add, text = parser.add_argument, ".npz, .npy, or a folder of .npy"
+    add, text = parser.add_argument, ".npz, .npy, .svg, or a folder of .npy or .svg"
     add("--input", type=Path, nargs="+", required=True, metavar="PATH", help=text)
     text = "percentages for an input without splits (default: %(default)s)"
     add("--split", metavar="P/P/P", default="90/5/5", help=text)
@@ -324,7 +326,7 @@ KINDS = {
         {
             "hershey": (_hershey, "words in the Hershey stroke fonts, made here"),
             "iam": (_iam, "IAM-OnDB, recorded handwriting"),
-            "stroke3": (_stroke3, "your own drawings: arrays of (dx, dy, pen bit)"),
+            "stroke3": (_stroke3, "your own drawings: SVG, or arrays of (dx, dy, pen bit)"),
             "strokes": (_hershey, "the same as hershey; or strokes CORPUS, one of these three"),
         },
     ),

@@ -1,11 +1,13 @@
 """``rhhn``: one program for all commands. A command's module is imported when it is called."""
 
 import importlib
+import os
 import sys
 from types import SimpleNamespace
 
 from rhhn_fairseq import __version__
 from rhhn_fairseq.cli.running import run
+from rhhn_fairseq.compat.names import complete_name
 from rhhn_fairseq.errors import UsageError, nearest
 from rhhn_fairseq.programs import exit_status
 
@@ -19,6 +21,7 @@ COMMANDS = {
     "validate": "loss and metrics on a subset (fairseq-validate)",
     "generate": "translate a prepared test set (fairseq-generate)",
     "sample": "sample text from a character language model",
+    "score-text": "bits per character of a text file",
     "translate": "translate text, line by line",
     "write": "sample handwriting, as SVG and PNG",
     "demo": "a page that shows text and handwriting as a model generates them",
@@ -34,7 +37,7 @@ FAIRSEQ = ("train", "hydra-train", "eval-lm", "validate", "generate")
 
 def main() -> int:
     """Runs the program and returns its exit status."""
-    arguments, directory = sys.argv[1:], None
+    arguments, directory = sys.argv[1:] or words_before_tab(), None
     if arguments and arguments[0].startswith("--user-dir="):
         arguments = [*arguments[0].split("=", 1), *arguments[1:]]
     if arguments[:1] == ["--user-dir"] and any(arguments[1:2]):
@@ -44,6 +47,18 @@ def main() -> int:
         own = [] if directory is None else user_dir_words(arguments[0], directory)
         return run_fairseq(arguments[0], [*arguments[1:], *own])
     return run(lambda: dispatch(arguments, directory))
+
+
+def words_before_tab() -> list[str]:
+    """Returns the whole words of the line in a terminal that asks what the Tab key gives, none without one.
+
+    A terminal asks after ``eval "$(register-python-argcomplete rhhn)"``.
+    """
+    if "_ARGCOMPLETE" not in os.environ:
+        return []
+    words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split(" ")[1:-1]
+    complete_name(words, COMMANDS)
+    return words
 
 
 def run_fairseq(name: str, argv: list[str]) -> int:
@@ -97,7 +112,7 @@ def user_dir_words(name: str, path: str) -> list[str]:
 
 def load(name: str):
     """Imports the module of a command that is no program of fairseq's."""
-    return importlib.import_module(f"rhhn_fairseq.cli.{name}")
+    return importlib.import_module(f"rhhn_fairseq.cli.{name.replace('-', '_')}")
 
 
 def overview() -> str:

@@ -91,7 +91,9 @@ def read_prime(
     match = re.fullmatch(r"(\w+):(\d+)", place)
     if match is None:
         if not os.path.exists(place):
-            raise UsageError(f"--prime {place}: no such file; name a .npy file, or a line as SPLIT:NUMBER")
+            raise UsageError(
+                f"--prime {place}: no such file; name a .npy or .svg file, or a line as SPLIT:NUMBER"
+            )
         line = read_line(Path(place), y_up=y_up)
     else:
         if data is None:
@@ -130,7 +132,11 @@ def parse_arguments(argv):
     add("--bias", type=float, default=0.0, help="0 is the model's own hand, larger is tidier (default: 0)")
     add("--temperature", type=float, default=1.0, help="below 1 is tidier (default: 1)")
     add("--seed", type=int, default=1, help="seed of the random numbers (default: %(default)s)")
-    add("--prime", metavar="LINE", help="a line to read first: SPLIT:NUMBER of the data, or a .npy file")
+    add(
+        "--prime",
+        metavar="LINE",
+        help="a line to read first: SPLIT:NUMBER of the data, or a .npy or .svg file",
+    )
     add("--prime-text", metavar="TEXT", help="text of the primed line (default: from the data)")
     add("--prime-points", type=int, metavar="N", help="read only the first N points of the primed line")
     add("--y-up", action="store_true", help="y grows upwards in the .npy file of --prime")

@@ -43,6 +43,7 @@ def parse_args_and_arch(
     # The parser was created before the plugin was loaded. argparse would print all options of the program,
     # about a hundred lines, before an error.
     parser.error = functools.partial(names.end_in_one_line, parser)
+    names.complete(parser, skip=1)
     modify = modify_parser if suppress_defaults else Defaults(parser, input_args, modify_parser)
     parsed = inner(parser, input_args, parse_known, suppress_defaults, modify)
     namespace = parsed[0] if isinstance(parsed, tuple) else parsed

@@ -120,11 +120,8 @@ def describe_schedule(trainer) -> str | None:
 
     The number of updates in an architecture's recipe is that of one corpus, batch size and number of workers.
     """
-    limits, schedule = trainer.cfg.optimization, trainer.cfg.lr_scheduler
+    schedule, last = trainer.cfg.lr_scheduler, last_update(trainer)
     end, warmup = getattr(schedule, "total_num_update", None), getattr(schedule, "warmup_updates", None) or 0
-    last = math.inf if limits.max_update <= 0 else limits.max_update
-    if limits.max_epoch > 0:
-        last = min(last, limits.max_epoch * updates_of_an_epoch(trainer))
     if last < warmup:
         return (
             f"training ends after {last:,} updates, before the warm-up does: lower --warmup-updates {warmup}"
@@ -139,6 +136,27 @@ def describe_schedule(trainer) -> str | None:
     else:
         what = f"the learning rate is {rate:g} from update {end:,.0f} on, and training ends after {last:,}"
     return f"{what}: give --total-num-update {last}"
+
+
+def log_time_left(trainer) -> None:
+    """Logs `minutes_left`, the time to the last update at the mean speed since the first one of this run."""
+    from fairseq.logging import metrics
+
+    done, now = trainer.get_num_updates(), time.perf_counter()
+    first, began = vars(trainer).setdefault("first_update", (done, now))
+    last = last_update(trainer)
+    if done > first and last < math.inf:
+        minutes = max(last - done, 0) * (now - began) / (done - first) / 60
+        metrics.log_scalar("minutes_left", minutes, weight=0, priority=780, round=1)
+
+
+def last_update(trainer) -> float:
+    """Returns the number of the update after which training ends; infinite without a limit."""
+    limits = trainer.cfg.optimization
+    last = math.inf if limits.max_update <= 0 else limits.max_update
+    if limits.max_epoch > 0:
+        last = min(last, limits.max_epoch * updates_of_an_epoch(trainer))
+    return last
 
 
 def updates_of_an_epoch(trainer) -> int:

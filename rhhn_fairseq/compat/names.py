@@ -1,9 +1,12 @@
 """Names of options and architectures, with the nearest valid ones, and figures that no validation logs."""
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Collection
+
+import argcomplete
 
 from rhhn_fairseq.errors import UsageError, nearest, printable
 
@@ -44,6 +47,25 @@ def check_best_metric(metric: str | None, criterion: str | None, optional: Colle
             f"--best-checkpoint-metric {metric}: --criterion {criterion} logs no such figure, choose from "
             f"{figures}"
         )
+
+
+def complete(parser: argparse.ArgumentParser, skip: int) -> None:
+    """Answers the Tab key in a terminal that asks for it, and ends the program; else does nothing.
+
+    Args:
+        skip: how many words after the program's name are not the parser's.
+    """
+    if "_ARGCOMPLETE" in os.environ:
+        os.environ["_ARGCOMPLETE"] = str(1 + skip)
+        argcomplete.autocomplete(parser)
+
+
+def complete_name(given: list[str], known: Collection[str], skip: int = 0) -> None:
+    """Completes the word that must be one of ``known``, if the line has none there; see ``complete``."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("name", choices=known)
+    if not given:
+        complete(parser, skip)
 
 
 def end_in_one_line(parser: argparse.ArgumentParser, message: str) -> None:

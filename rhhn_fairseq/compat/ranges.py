@@ -76,7 +76,6 @@ TABLE = {
 RANGES = {name: (words, holds) for words, (holds, names) in TABLE.items() for name in names.split()}
 
 
-
 def _generates(given: Callable) -> bool:
     """Returns whether the program is fairseq-generate."""
     return given("beam") is not None and given("buffer_size") is None and given("max_update") is None
@@ -140,12 +139,21 @@ CONFLICTS = {
 
 
 def check(options: Mapping[str, object]) -> None:
-    """Raises UsageError for the first option out of its range.
+    """Raises UsageError for the first option out of its range, and for options that do not go together.
 
     Args:
         options: values by name as `--name` or as `section.name`. Lists are checked number by number; None
             is not checked.
     """
+    check_ranges(options)
+    values = {_plain(name): value for name, value in options.items()}
+    for text, conflict in CONFLICTS.items():
+        if conflict(values.get):
+            raise UsageError(text.format_map(values))
+
+
+def check_ranges(options: Mapping[str, object]) -> None:
+    """Does the first half of ``check``."""
     for name, value in options.items():
         # NaN, which is unequal to itself, is not valid for any option.
         words, holds = RANGES.get(_plain(name), ("a finite number", lambda number: number == number))
@@ -155,11 +163,7 @@ def check(options: Mapping[str, object]) -> None:
                 shown = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
                 raise UsageError(f"{name} {shown} is not possible: {words}")
         if _plain(name) == "eval_bleu_args" and value:
-            check({f"{name} {key}": inner for key, inner in json.loads(value).items()})
-    values = {_plain(name): value for name, value in options.items()}
-    for text, conflict in CONFLICTS.items():
-        if conflict(values.get):
-            raise UsageError(text.format_map(values))
+            check_ranges({f"{name} {key}": inner for key, inner in json.loads(value).items()})
 
 
 def _plain(name: str) -> str:

@@ -76,6 +76,7 @@ def load_checkpoint(
     continue_clock(self, reset_meters)
     if not reset_optimizer:
         continue_without_optimizer(self, filename, reset_lr_scheduler)
+        flatten_moments(self)
     if not reset_lr_scheduler:
         # After continue_without_optimizer, which loads the schedule's state.
         continue_plateau(self, state)
@@ -194,6 +195,14 @@ def continue_without_optimizer(trainer, filename: str, reset_lr_scheduler: bool)
             trainer.lr_scheduler.load_state_dict(last["lr_scheduler_state"])
         trainer.set_num_updates(last["num_updates"])
         logger.warning("%s has no state of the optimizer, which begins anew", filename)
+
+
+def flatten_moments(trainer) -> None:
+    """The optimizer's state in older checkpoints has the shapes that vectors had, see ``saving.RENAMED``."""
+    for weight, state in trainer.optimizer.optimizer.state.items():
+        for name, value in state.items():
+            if weight.dim() == 1 < getattr(value, "ndim", 0):
+                state[name] = value.flatten()
 
 
 def continue_plateau(trainer, state: dict) -> None:

@@ -101,6 +101,7 @@ def reduce_and_log_stats(reduce, self, *args, **kwargs):
     figures = reduce(self, *args, **kwargs)
     errors.require_learning(self, figures)
     logs.sum_up_the_start(self, figures)
+    logs.log_time_left(self)
     return figures
 
 

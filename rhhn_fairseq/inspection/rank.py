@@ -28,7 +28,6 @@ KINDS = {
 }
 
 
-
 def effective_rank(matrix: np.ndarray) -> float:
     """Returns the effective rank of a matrix; 0 for a zero matrix.
 

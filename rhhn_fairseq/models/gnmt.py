@@ -121,10 +121,14 @@ class GNMTEncoder(FairseqEncoder):
         mask_SB = src_tokens.T != self.padding_idx
         # On the CPU this check is cheap and saves the masks; on a GPU it would wait for the device.
         needed = mask_SB.is_cuda or not bool(mask_SB.all())
-        values, last = self.stack(self.embed_tokens(src_tokens.T), None, mask_SB if needed else None)
+        return self.read(src_tokens.T, mask_SB, padded=needed)
+
+    def read(self, tokens_SB: Tensor, mask_SB: Tensor, padded: bool) -> Memory:
+        """Returns the memory of source sentences; without padding the mask is the memory's alone."""
+        values, last = self.stack(self.embed_tokens(tokens_SB), None, mask_SB if padded else None)
         start = None
         if self.start_sizes is not None:
-            B = src_tokens.shape[0]
+            B = tokens_SB.shape[1]
             more = self.start_sizes[len(last) :]
             start = (*last[: len(self.start_sizes)], *(values.new_zeros(B, size) for size in more))
         return self.memory(values, mask_SB, start)

@@ -79,8 +79,7 @@ class CharacterNetwork(Pretrained, nn.Module):
         """Returns the vectors [..., V or embed_dim] of indices [...]; zeros for entries without a symbol."""
         V = len(self.indices)
         if self.embedding is None:
-            weight = self.weight_out.new_zeros(V + 1, V)
-            weight.fill_diagonal_(1.0)
+            weight = torch.eye(V + 1, V, dtype=self.weight_out.dtype, device=self.weight_out.device)
         else:
             weight = F.pad(self.embedding, (0, 0, 0, 1))
         if self.training and self.embedding_dropout:

@@ -457,7 +457,7 @@ def remove_biases(module: nn.Module) -> None:
     The constants of maps to scaling vectors (``bias_z``, ``bias_rank``) stay: without them no signal passes.
     """
     for path, weight in list(module.named_parameters()):
-        if re.search(r"(^|\.)bias(_[nsxy])?(\.\d+)?$", path):
+        if re.search(r"(^|\.|_norm_)bias(_[nsxy])?(\.\d+)?$", path):
             place, _, name = path.rpartition(".")
             owner = module.get_submodule(place)
             delattr(owner, name)

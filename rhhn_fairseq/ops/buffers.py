@@ -48,10 +48,12 @@ class Gated:
         z: the embeddings [T, B, 12 Z] of the scaling vectors d_h, d_x and b, each for i, f, g, o. weight_d:
             maps z to these, [12, Z, H]; bias: added to b, [4, H]; state type. Only with a hypernetwork.
         gate_gain, gate_shift: [4 H]; c_gain, c_shift: [H], state type; None without normalisation.
-        mask: [T, B], true at real positions. keep: [T or 1, B, H], kept units of the update.
+        mask: [T, B], true at real positions. gal: scaled mask on the state that matrices read, [B, H].
+        resets: [T, B], where the state starts anew, see ``sequence.Resets``.
+        keep: [T or 1, B, H], kept units of the update.
         zone_h, zone_c: [T, B, H], units that keep their value; without them ``zone_h_rate`` and
             ``zone_c_rate`` are the share of the old value that is kept.
-        c_scale: [T], state type: factors of the gradient through c.
+        share, c_scale: [T], state type: factors of the gradients of h through matrices, and through c.
         h0: [B, H]. c0: [B, H], state type. h: [T, B, H], the state after each step. c: the same, state type.
         y: [T, B, H], h with zeros at padding; None without a mask.
     """
@@ -72,12 +74,15 @@ class Gated:
     c_gain: Tensor = UNSET
     c_shift: Tensor = UNSET
     mask: Tensor | None = None
+    gal: Tensor | None = None
+    resets: Tensor | None = None
     keep: Tensor | None = None
     keep_scale: float = 1.0
     zone_h: Tensor | None = None
     zone_c: Tensor | None = None
     zone_h_rate: float = 0.0
     zone_c_rate: float = 0.0
+    share: Tensor | None = None
     c_scale: Tensor | None = None
     y: Tensor = UNSET
 
@@ -116,12 +121,15 @@ class Highway:
             bias_z [L, H], state type; both None without a hypernetwork.
         bias: [L, 2 H], state type. bias_x: layer 0's second bias [2 H], state type, or None; it is None
             if ``gx`` includes it. first: [T, B], where layer 0 leaves ``bias`` out.
-        mask: [T, B], true at real positions. keep: [T, B, L H], kept units of the transform gate.
+        mask: [T, B], true at real positions. gal: scaled mask on the state that matrices read, [B, H].
+        resets: [T, B], where the state starts anew, see ``sequence.Resets``.
+        keep: [T, B, L H], kept units of the transform gate. share: [T], state type: factors of the gradient
+            of s through W_0.
         zone: [T, B, H], units of the time step's state that keep their value; without it ``zone_rate`` is
             the share of the old value that is kept.
         s0: [B, H], state type. s: [L, T, B, H], state type, the state after each layer. o: the same as
             operands; None if operands have the state type.
-        y: outputs [T, B, H], or [T, B, L H] for the states after all layers; zeros at padding.
+        y: outputs [T, B, H], or with ``trace`` the states after all layers, [T, B, L H]; zeros at padding.
     """
 
     u: Tensor
@@ -136,11 +144,14 @@ class Highway:
     bias_z: Tensor = UNSET
     first: Tensor | None = None
     mask: Tensor | None = None
+    gal: Tensor | None = None
+    resets: Tensor | None = None
     keep: Tensor | None = None
     keep_scale: float = 1.0
     zone: Tensor | None = None
     zone_rate: float = 0.0
-    trace: bool = False
+    share: Tensor | None = None
+    trace: float = 0.0
 
     @property
     def operands(self) -> Tensor:
@@ -171,27 +182,5 @@ class HighwayGradients:
     dz: Tensor = UNSET
 
 
-@dataclass(frozen=True, kw_only=True)
-class Energy:
-    """Additive attention between the queries and the source positions of N sentences.
-
-    Attributes:
-        q: [N, R, A]. k: [N, S, A]. v: [A], state type. mask: [N, S], true at real positions.
-        e: energies [N, R, S], state type; only the forward pass writes them.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Tensor
-    e: Tensor = UNSET
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnergyGradients:
-    """Gradients of an ``Energy``: of the energies, of q, k and v [threads, A], state type, initially zero."""
-
-    de: Tensor
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
+Buffers = Gated | Highway
+Gradients = GatedGradients | HighwayGradients

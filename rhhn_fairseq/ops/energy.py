@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.ops import native, policy
-from rhhn_fairseq.ops.buffers import Energy, EnergyGradients, state_dtype
+from rhhn_fairseq.ops.buffers import state_dtype
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.matmul import gemm
 
@@ -49,7 +49,7 @@ def _is_compiled(q_NRA: Tensor) -> bool:
 def energy(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """See ``energies``. All operands are contiguous and on the CPU; v has the state type."""
     e = v.new_empty(q.shape[0], q.shape[1], k.shape[1])
-    native.energy(Energy(q=q, k=k, v=v, mask=mask, e=e), None)
+    native.energy(dict(q=q, k=k, v=v, mask=mask, e=e))
     return e
 
 
@@ -71,7 +71,7 @@ def energy_backward(
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     dv = v.new_zeros(torch.get_num_threads(), len(v))
     (de,) = (gradient.contiguous() for gradient in gradients if gradient is not None)
-    native.energy(Energy(q=q, k=k, v=v, mask=mask), EnergyGradients(de=de, dq=dq, dk=dk, dv=dv))
+    native.energy(dict(q=q, k=k, v=v, mask=mask, de=de, dq=dq, dk=dk, dv=dv))
     return [dq, dk, dv.sum(0)]
 
 

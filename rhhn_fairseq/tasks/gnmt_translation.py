@@ -1,9 +1,11 @@
 """Task ``gnmt_translation``: fairseq's translation with GNMT's beam scores and the pieces' fingerprint."""
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from fairseq import utils
 from fairseq.data import BaseWrapperDataset, LanguagePairDataset
 from fairseq.logging import metrics
@@ -23,6 +25,8 @@ from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
 from rhhn_fairseq.tasks.gnmt_search import GNMTGenerator
 from rhhn_fairseq.tasks.segmentation import MOST_SEGMENTATIONS, SegmentationSampler
 
+logger = logging.getLogger(__name__)
+
 # Searches other than the plain beam, to which pruning does not apply.
 OTHER_SEARCHES = ("sampling", "match_source_len", "constraints", "prefix_allowed_tokens_fn")
 DIVERSE_SEARCHES = ("diverse_beam_groups", "diversity_rate")
@@ -37,6 +41,9 @@ class GNMTTranslationConfig(TranslationConfig, DetachTaskConfig, DynamicsTaskCon
     )
     coverage_penalty: float = option(
         0.0, help="GNMT's beta: weight of source symbols left unread (paper: 0.2)", low=0
+    )
+    no_eval_bleu: bool = option(
+        False, help="compute no BLEU at validations and show no translation, where a recipe asks for them"
     )
     seed: int = II("common.seed")
     beam_size_threshold: float = option(
@@ -70,6 +77,15 @@ class GNMTTranslationTask(LogsDynamics, DetachingTask, TranslationTask):
     def __init__(self, cfg, src_dict, tgt_dict):
         super().__init__(cfg, src_dict, tgt_dict)
         self.pieces_sha256 = pieces_sha256(utils.split_paths(cfg.data)[0])
+        cfg.eval_bleu = cfg.eval_bleu and not cfg.no_eval_bleu
+        if cfg.eval_bleu_remove_bpe is None:
+            # BLEU of pieces is not comparable with that of words.
+            signs = {"sentencepiece": ("▁", str.startswith), "subword_nmt": ("@@", str.endswith)}
+            found = (
+                kind for kind, (sign, has) in signs.items() if any(has(s, sign) for s in tgt_dict.symbols)
+            )
+            cfg.eval_bleu_remove_bpe = next(found, None)
+        self._shows = False
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
@@ -132,6 +148,25 @@ class GNMTTranslationTask(LogsDynamics, DetachingTask, TranslationTask):
                 f"--{other[0].replace('_', '-')}; leave one of them out"
             )
         return Pruning(self.cfg.beam_size_threshold, score)
+
+    def begin_valid_epoch(self, epoch, model):
+        super().begin_valid_epoch(epoch, model)
+        self._shows = not dist.is_initialized() or dist.get_rank() == 0
+
+    def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
+        """As in fairseq, and logs one translation of each validation that computes BLEU.
+
+        It is always of the same sentence, the last of the first batch, which has the shortest ones.
+        """
+        found = super().inference_step(generator, models, sample, prefix_tokens, constraints)
+        if self._shows:
+            self._shows = False
+            net_input, translation = sample["net_input"], found[-1][0]["tokens"]
+            both = ((self.src_dict, net_input["src_tokens"][-1]), (self.tgt_dict, translation))
+            bare = ((words, utils.strip_pad(line, words.pad())) for words, line in both)
+            joined = [words.string(line, self.cfg.eval_bleu_remove_bpe) for words, line in bare]
+            logger.info("%s -> %s", *joined)
+        return found
 
     def reduce_metrics(self, logging_outputs, criterion):
         """As in fairseq, but translations that are all empty have a BLEU of 0, where fairseq logs none."""

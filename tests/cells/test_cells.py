@@ -4,7 +4,6 @@ A cell is tested with its default options and with the option sets its registrat
 tested by being registered. Arithmetic is float64 unless a test says otherwise.
 """
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -13,9 +12,17 @@ import torch
 from helpers.fused_cells import backends
 from helpers.small_cells import C, H, build, draw_inputs, draw_noise
 
-from rhhn_fairseq.cells import CELLS, build_cell, cell_options, detach_state, reorder_state
+from rhhn_fairseq.cells import (
+    CELLS,
+    build_cell,
+    cell_options,
+    detach_state,
+    reorder_state,
+    take_scaling,
+)
 from rhhn_fairseq.cells.contract import apply_maps
 from rhhn_fairseq.cells.hyper import scalable_cells
+from rhhn_fairseq.cells.hyper_rnn import naive_scaling
 from rhhn_fairseq.errors import UsageError
 
 
@@ -148,31 +155,20 @@ def test_same_noise_gives_the_same_result(name, options):
 
 
 @every_cell
-def test_one_pass_equals_two_carried_passes(name, options):
+def test_a_carried_state_goes_on_and_a_detached_one_cuts_the_gradient_exactly_there(name, options):
     cell = build(name, options).eval()
-    T, split = 7, 3
-    x, state = draw_inputs(cell, T, 2)
-    whole, final = cell(x, state)
-    head, middle = cell(x[:split], state)
-    tail, last = cell(x[split:], middle)
-    torch.testing.assert_close(torch.cat([head, tail]), whole, rtol=0, atol=1e-13)
-    for one, other in zip(last, final, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
-
-
-@every_cell
-def test_detaching_the_state_cuts_the_gradient_exactly_there(name, options):
-    cell = build(name, options).eval()
-    x, state = draw_inputs(cell, 6, 2)
+    x, state = draw_inputs(cell, 7, 2)
     x.requires_grad_()
-    _, middle = cell(x[:3], state)
-    tail, _ = cell(x[3:], middle)
-    through = torch.autograd.grad(tail.sum(), x)[0]
-    assert (through[:3] != 0).any()
-    _, middle = cell(x[:3], state)
-    tail, _ = cell(x[3:], detach_state(middle))
-    cut = torch.autograd.grad(tail.sum(), x)[0]
-    assert (cut[:3] == 0).all()
+    whole, final = cell(x, state)
+    gradients = []
+    for cut in (lambda state: state, detach_state):
+        head, middle = cell(x[:3], state)
+        tail, last = cell(x[3:], cut(middle))
+        for one, other in zip((torch.cat([head, tail]), *last), (whole, *final), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+        gradients.append(torch.autograd.grad(tail.sum(), x)[0])
+    through, cut = gradients
+    assert (through[:3] != 0).any() and (cut[:3] == 0).all()
     torch.testing.assert_close(cut[3:], through[3:], rtol=0, atol=1e-13)
 
 
@@ -264,16 +260,6 @@ def test_projection_of_column_slices_adds_up(name, options):
 
 
 @every_cell
-def test_state_dict_round_trip(name, options, tmp_path):
-    cell, other = build(name, options).eval(), build(name, options, seed=9).eval()
-    x, state = draw_inputs(cell, 4, 2)
-    assert not torch.equal(cell(x, state)[0], other(x, state)[0])
-    torch.save(cell.state_dict(), tmp_path / "cell.pt")
-    other.load_state_dict(torch.load(tmp_path / "cell.pt", weights_only=True))
-    assert torch.equal(cell(x, state)[0], other(x, state)[0])
-
-
-@every_cell
 def test_every_parameter_gets_a_gradient(name, options):
     cell = build(name, options)
     x, state = draw_inputs(cell, 4, 2)
@@ -339,13 +325,6 @@ def test_output_and_state_share_no_memory(name, gradient, length, dtype):
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_whole_numbers_are_values_of_float_options(name):
-    options = {"hyper_size": 3} if "hyper_size" in cell_options(name) else {}
-    options |= {key: 0 for key, value in cell_options(name).items() if isinstance(value, float)}
-    build_cell(name, C, H, **options)
-
-
-@pytest.mark.parametrize("name", CELLS)
 def test_draws_noise_itself_in_training_only(name):
     cell = build(name, {"zoneout": 0.5} | ({"hyper_size": 3} if "hyper_size" in cell_options(name) else {}))
     x, state = draw_inputs(cell, 5, 3)
@@ -381,30 +360,24 @@ def test_evaluation_is_the_expectation_of_linear_noise(name, option):
     torch.testing.assert_close(trained[index].mean(0), expected[index][0], rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_unknown_options_and_impossible_sizes_raise(name):
-    with pytest.raises(UsageError, match=f"cell {name} has no option 'colour', it has .*zoneout"):
-        build_cell(name, C, H, colour="red")
-    for sizes, field in (((C, 0), "hidden_size=0"), ((0, H), "input_size=0"), ((C, -1), "hidden_size=-1")):
-        with pytest.raises(UsageError, match=field):
-            build_cell(name, *sizes)
-    with pytest.raises(UsageError, match="hidden_size=2.5 is not a whole number"):
-        build_cell(name, C, 2.5)
-    for switch in (spec.name for spec in dataclasses.fields(CELLS[name].config) if spec.type is bool):
-        with pytest.raises(UsageError, match=f"{switch}='no' is neither True nor False"):
-            build_cell(name, C, H, **{switch: "no"})
-    for value, reason in (
-        (1.0, "must be below 1"),
-        (-0.1, "the smallest is 0"),
-        (float("nan"), "not a finite number"),
-    ):
-        with pytest.raises(UsageError, match=reason):
-            build_cell(name, C, H, zoneout=value)
-    for spec in dataclasses.fields(CELLS[name].config):
-        choices = spec.metadata["choices"]
-        if choices:
-            with pytest.raises(UsageError, match=", ".join(choices)):
-                build_cell(name, C, H, **{spec.name: "nonsense"})
+@pytest.mark.parametrize(
+    "sizes, options, reason",
+    [
+        ((C, 0), {}, "hidden_size=0 is too small, the smallest is 1"),
+        ((-1, H), {}, "input_size=-1 is too small"),
+        ((C, 2.5), {}, "hidden_size=2.5 is not a whole number"),
+        ((C, H), dict(colour="red"), "cell lstm has no option 'colour', it has .*zoneout"),
+        ((C, H), dict(layer_norm="no"), "layer_norm='no' is neither True nor False"),
+        ((C, H), dict(zoneout=1.0), "zoneout=1.0 is too large, it must be below 1"),
+        ((C, H), dict(zoneout=-0.1), "the smallest is 0"),
+        ((C, H), dict(zoneout=float("nan")), "not a finite number"),
+        ((C, H), dict(recurrent_mask="nonsense"), "is unknown, choose from step, sequence"),
+        ((C, H), dict(recompute_steps=-1), "recompute_steps=-1 is too small, the smallest is 0"),
+    ],
+)
+def test_unknown_options_and_impossible_values_raise(sizes, options, reason):
+    with pytest.raises(UsageError, match=reason):
+        build_cell("lstm", *sizes, **options)
 
 
 def test_other_refusals_name_what_would_be_valid(monkeypatch):
@@ -477,3 +450,48 @@ def test_resets_equal_sequences_cut_there(name, options, monkeypatch):
     for found in results[1:]:
         for one, other in zip(found, results[0], strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+SCALED = [
+    pytest.param(*case.values, id=case.id)
+    for case in _cases()
+    if not case.marks and case.values[0].startswith(("hyper", "ln_hyper", "rolled"))
+]
+
+
+@pytest.mark.parametrize("name, options", SCALED)
+def test_scaling_vectors_of_a_pass_are_those_of_its_steps(name, options, monkeypatch):
+    """Single steps from the states in between tell what scaled each of them."""
+    cell = build(name, options)
+    T, B = 7, 3
+    x, state = draw_inputs(cell, T, B)
+    noise = draw_noise(cell, T, B)
+    resets = torch.zeros(T, B, dtype=torch.bool)
+    resets[[0, 3, 4], [1, 0, 2]] = True
+    monkeypatch.setenv("RHHN_KERNEL", "reference")
+    steps, after = [], state
+    for t in range(T):
+        now = {key: part[t : t + 1] if len(part) > 1 else part for key, part in noise.items()}
+        with take_scaling([cell]) as vectors:
+            _, after = cell(x[t : t + 1], after, noise=now, resets_TB=resets[t : t + 1])
+        steps += vectors
+    for backend in backends(cell, dtype=torch.float64):
+        monkeypatch.setenv("RHHN_KERNEL", backend)
+        with take_scaling([cell]) as vectors:
+            cell(x, state, noise=noise, resets_TB=resets)
+        torch.testing.assert_close(vectors[0], torch.cat(steps), rtol=0, atol=1e-12)
+    assert not vectors[0].requires_grad and cell.taken is None
+    if name == "hyperrhn":
+        expected = after[1] @ cell.weight_z[-1] + cell.z_shift()[-1]
+        torch.testing.assert_close(steps[-1][0, :, -1], expected, rtol=0, atol=1e-12)
+    if name == "hyperlstm" and cell.config.hyper_state == "current":
+        parameters = {key: value.numpy() for key, value in cell.state_dict().items()}
+        for b, gate in itertools.product(range(B), range(4)):
+            d_h, _, _ = naive_scaling(parameters, "scaling.", after[2][b].detach().numpy(), gate, 4)
+            np.testing.assert_allclose(steps[-1][0, b, gate].numpy(), d_h, rtol=0, atol=1e-12)
+
+
+def test_scaling_of_a_cell_without_a_hypernetwork_is_refused():
+    cell = build("lstm", {})
+    with pytest.raises(UsageError, match="LSTM has no hypernetwork"), take_scaling([cell]):
+        cell(*draw_inputs(cell, 2, 1))

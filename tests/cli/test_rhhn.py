@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import inspect
+import os
 import subprocess
 import sys
 
@@ -47,6 +48,24 @@ def test_help_names_the_command(name, capsys):
 def test_help_says_where_the_arrays_of_a_picture_go(name, capsys):
     assert rhhn_status("plot", name, "--help") == 0
     assert "its arrays go beside it as .npz" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("rhhn sa", "sample "),
+        ("rhhn sample --temp", "--temperature "),
+        ("rhhn plot wei", "weights "),
+        ("rhhn prepare ptb --var", "--variant "),
+        ("rhhn train --arch hyperlstm_gnmt_s", "hyperlstm_gnmt_small "),
+    ],
+)
+def test_the_tab_key_completes(tmp_path, line, words):
+    """As bash asks it: https://kislyuk.github.io/argcomplete, register-python-argcomplete."""
+    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
+    asked["_ARGCOMPLETE_STDOUT_FILENAME"] = str(tmp_path / "words")
+    subprocess.run([sys.executable, "-m", "rhhn_fairseq"], env=os.environ | asked, check=True)
+    assert (tmp_path / "words").read_text() == words
 
 
 def test_prepares_a_text(tmp_path, capsys):

@@ -47,7 +47,7 @@ def test_an_unknown_name_ends_in_one_line():
     "name, metric, line",
     [
         ("char_lm", "bpd", "char_cross_entropy logs no such figure, choose from loss, bpc, ppl, accuracy"),
-        ("gnmt", "bleu", "ppl, accuracy (--report-accuracy), bleu (--eval-bleu)"),
+        ("gnmt", "accuracy", "ppl, accuracy (--report-accuracy), bleu"),
     ],
 )
 def test_the_figure_of_the_best_checkpoint_is_checked_at_the_start(tmp_path, name, metric, line):

@@ -195,7 +195,7 @@ def test_recordings_that_stay_when_another_goes(monkeypatch):
     del other
     for rows in (2, 3):
         run(rows)
-    recordings.change(1, 1.0)
+    recordings._let_go()
     assert not recordings.kept and torch.cuda.memory_allocated() == before
     assert imitated_gpu.CUDAGraph.nodes == 0
     for rows in (2, 2, 2):

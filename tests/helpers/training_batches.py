@@ -84,3 +84,13 @@ def translation(cell, attention):
         "nsentences": 2,
     }
     return model, ChunkedCrossEntropy(task, sentence_avg=False, label_smoothing=0.1, output_chunk=2), sample
+
+
+FAMILIES = ("copying", "digits", "handwriting", "lstm paper", "lstm v2", "hyperrhn paper", "hyperrhn v2")
+"""Models beside character models: of problems, handwriting and translation, by cell and attention."""
+
+
+def of_family(name):
+    if name == "handwriting":
+        return handwriting(2)
+    return translation(*name.split()) if " " in name else problem(name)

@@ -202,7 +202,7 @@ def test_cells_with_gains_or_scaling_vectors_keep_their_own_start(cell):
     model = GNMT.build_model(GNMTConfig(cell=cell, hidden_size=32, embed_dim=32, init_range=0.04), _Task())
     assert model.decoder.output.weight.abs().max() <= 0.04
     names = dict(model.encoder.stack.cells[0].named_parameters())
-    kept = [name for name in names if "gain" in name or "scaling.bias_z" in name or name == "alpha"]
+    kept = [name for name in names if "norm_weight" in name or "scaling.bias_z" in name or name == "alpha"]
     assert kept and all((names[name] == 1).all() for name in kept)
 
 

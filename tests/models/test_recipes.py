@@ -136,11 +136,13 @@ def tree(**sections):
 def test_a_tree_is_filled_in_as_a_command_line():
     cfg = tree(model={"_name": "lstm_gnmt_small"}, task={"data": "data"})
     fill_tree(cfg, {"model._name", "task.data"})
-    assert cfg.task == {"data": "data", "_name": "gnmt_translation"}
+    assert cfg.task.pop("eval_bleu_args").startswith('{"beam": 1,')
+    assert cfg.task == {"data": "data", "_name": "gnmt_translation", "eval_bleu": True}
     assert cfg.criterion == {"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1}
     assert cfg.lr_scheduler._name == "polynomial_decay" and cfg.lr_scheduler.warmup_updates == 400
     assert cfg.optimizer == {"_name": "adam", "adam_betas": "(0.9, 0.98)"}
     assert cfg.optimization.lr == [2e-3] and cfg.dataset.max_tokens == cfg.dataset.max_tokens_valid == 2000
+    fill_tree(cfg, {"model._name", "task.data"})
     again = OmegaConf.to_container(cfg)
     fill_tree(cfg, {"model._name", "task.data"})
     assert OmegaConf.to_container(cfg) == again

@@ -195,7 +195,7 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
         ({"kind": []}, r"config.json: kind=\[\] is unknown"),
         ({"format": 1}, "config.json: format=1 is unknown, this version reads 2"),
         ({"dtype": "int4"}, "config.json: dtype='int4' is unknown, choose from bfloat16, float16, float32"),
-        ({"hidden_size": 7}, r"model.safetensors: stack.cells.0.c_gain is \(6,\), and \(7,\) in the module"),
+        ({"hidden_size": 7}, r"stack.cells.0.c_norm_bias is \(6,\), and \(7,\) in the module"),
         # Nothing of this size is made before it is compared.
         ({"hidden_size": 1 << 18, "input_size": 1 << 18}, "config.json: .*asks for far more than"),
         ({"num_layers": 900}, "config.json: .*asks for far more than the 19 weights that are stored"),

@@ -90,34 +90,20 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, "ensemble"])
 def test_hypotheses_are_the_same(variant, imitated, monkeypatch):
-    model, dictionary = _model(**VARIANTS[variant])
+    model, dictionary = _model(**VARIANTS.get(variant, {}))
+    models = [model, _model(2)[0]] if variant == "ensemble" else [model]
     # Sentences that end at different steps, in batches of different shapes.
     samples = [_sentences(lengths, dictionary) for lengths in ([4, 9, 2, 7, 5], [17, 3], [6])]
     samples.append(samples[0])
-    results = [_hypotheses([model], dictionary, sample) for sample in samples]
-    assert count(decoding._recordings[model.decoder]) > 0
+    results = [_hypotheses(models, dictionary, sample) for sample in samples]
+    assert all(count(decoding._recordings[one.decoder]) > 0 for one in models)
     monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
-    expected = [_hypotheses([model], dictionary, sample) for sample in samples]
+    expected = [_hypotheses(models, dictionary, sample) for sample in samples]
     assert len({len(tokens) for some in expected for tokens, *_ in some}) > 2
     for one, other in zip(results, expected, strict=True):
         _assert_same(one, other)
-
-
-def test_an_ensemble_has_a_graph_for_each_model(imitated, monkeypatch):
-    (first, dictionary), (second, _) = _model(1), _model(2)
-    sample = _sentences([4, 6], dictionary)
-    results = _hypotheses([first, second], dictionary, sample)
-    assert all(count(decoding._recordings[model.decoder]) > 0 for model in (first, second))
-    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
-    _assert_same(results, _hypotheses([first, second], dictionary, sample))
-
-
-def test_where_there_is_no_gpu_nothing_is_said(told):
-    model, dictionary = _model()
-    _hypotheses([model], dictionary, _sentences([4, 6], dictionary))
-    assert told() == [] and model.decoder not in decoding._recordings
 
 
 def test_batches_share_graphs(imitated):
@@ -168,23 +154,17 @@ def test_graphs_go_with_their_module():
     assert watched() is None
 
 
-def test_not_in_training_and_not_for_gradients(imitated):
+def test_not_in_training_for_gradients_or_under_autocast(imitated, told):
+    """Autocast keeps copies of the weights for as long as it lasts; a graph would go on reading them."""
     model, dictionary = _model()
-    sample = _sentences([4, 6], dictionary)["net_input"]
+    sample = _sentences([4, 6], dictionary)
     tokens = torch.tensor([[dictionary.eos()], [dictionary.eos()]])
     for train, graph in ((True, False), (False, True)):
         model.train(train)
         with torch.set_grad_enabled(graph):
-            memory, state = model.encoder(**sample), {}
+            memory, state = model.encoder(**sample["net_input"]), {}
             for _ in range(4):
                 model.decoder(tokens, memory, incremental_state=state)
-    assert model.decoder not in decoding._recordings
-
-
-def test_not_under_autocast(imitated, told):
-    """Which keeps copies of the weights for as long as it lasts; a graph would go on reading them."""
-    model, dictionary = _model()
-    sample = _sentences([4, 6], dictionary)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         _hypotheses([model.float()], dictionary, sample)
     assert model.decoder not in decoding._recordings

@@ -12,7 +12,7 @@ def _energies(q, k, v, mask):
     return (hidden @ v).masked_fill(~mask.unsqueeze(1), float("-inf"))
 
 
-@pytest.mark.parametrize("N, R, S, A", [(1, 1, 1, 1), (3, 7, 5, 17), (2, 1, 9, 64), (5, 3, 4, 129)])
+@pytest.mark.parametrize("N, R, S, A", [(1, 1, 1, 1), (3, 7, 5, 17), (5, 3, 4, 129)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_energies_equal_torchs_operations(N, R, S, A, dtype, monkeypatch):
     if native.library() is None:

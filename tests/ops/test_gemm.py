@@ -62,22 +62,13 @@ def test_every_build_multiplies(M, K, N, x_transposed, w_transposed, packed, add
         assert_product(x, w, add[added], _product(x, w, add[added], packed, skipped))
 
 
-# More than is packed out at a time of rows, of numbers of a row and of columns; few columns and many rows;
-# panels that threads have to share; and one of the widths for which even plain rows are packed out.
-LARGE = [
-    (1100, 70, 90),
-    (20, 3300, 60),
-    (9, 40, 2600),
-    (700, 1600, 20),
-    (64, 1537, 49),
-    (700, 40, 1300),
-    (50, 70, 512),
-]
+# More than is packed out at a time of rows, of numbers of a row and of columns; panels that threads share.
+LARGE = [(1100, 70, 90), (20, 3300, 60), (9, 40, 2600), (64, 1537, 49)]
 
 
 @needs_build
 @pytest.mark.parametrize("M, K, N", LARGE)
-@pytest.mark.parametrize("transposed", ["", "x", "w", "xw"])
+@pytest.mark.parametrize("transposed", ["", "xw"])
 def test_parts_and_threads_give_the_same_bits(M, K, N, transposed):
     draw = torch.Generator().manual_seed(0)
     x, w = draw_matrix(M, K, "x" in transposed, 0, draw), draw_matrix(K, N, "w" in transposed, 0, draw)
@@ -121,16 +112,6 @@ def test_every_build_multiplies_stacks(L, M, K, N, transposed, added, seed):
 
 
 @needs_build
-def test_other_types_than_float32_are_refused():
-    x, w = torch.ones(4, 8), torch.ones(8, 4)
-    for one, other in ((x.double(), w), (x, w.bfloat16())):
-        with pytest.raises(ValueError, match="cannot be written to torch.float32"):
-            native.matmul(one, other, torch.empty(4, 4))
-    with pytest.raises(ValueError, match="only float32 matrices are packed"):
-        native.pack([w.bfloat16()], "forward")
-
-
-@needs_build
 @pytest.mark.parametrize("packed", [False, True])
 def test_what_is_added_may_be_the_result_and_nan_stays_in_its_row(packed):
     x, w, out = torch.randn(10, 20), torch.randn(20, 50), torch.randn(10, 50)
@@ -142,23 +123,15 @@ def test_what_is_added_may_be_the_result_and_nan_stays_in_its_row(packed):
 
 
 @needs_build
-@pytest.mark.parametrize("why", ["inner", "rows", "columns", "add", "type", "strides", "stack"])
+@pytest.mark.parametrize("why", ["w", "out", "add", "type", "strides"])
 def test_what_does_not_fit_is_refused(why):
-    x, w, out, add = torch.ones(4, 5), torch.ones(5, 6), torch.zeros(4, 6), torch.ones(6)
-    if why == "inner":
-        w = torch.ones(4, 6)
-    if why in ("rows", "columns"):
-        out = torch.zeros(3, 6) if why == "rows" else torch.zeros(4, 7)
-    if why == "add":
-        add = torch.ones(5)
-    if why == "type":
-        out = out.double()
-    if why == "strides":
-        out = torch.zeros(6, 4).t()
-    if why == "stack":
-        out = torch.zeros(1, 4, 6)
+    operands = dict(x=torch.ones(4, 5), w=torch.ones(5, 6), out=torch.zeros(4, 6), add=torch.ones(6))
+    if why in operands:
+        operands[why] = torch.zeros(operands[why].shape[0] - 1, *operands[why].shape[1:])
+    else:
+        operands["out"] = operands["out"].double() if why == "type" else torch.zeros(6, 4).t()
     with pytest.raises(ValueError, match=r"\(4, 5\) by .* cannot be written to"):
-        native.matmul(x, w, out, add)
+        native.matmul(**operands)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +191,7 @@ def test_it_is_an_operation_as_torch_wants_them(calls):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_output_loss_has_the_same_gradients(dtype, calls, monkeypatch):
-    y, weight, bias = torch.randn(30, 8), torch.randn(20, 8), torch.randn(20)
+    y, weight, bias = torch.randn(8, 30).t(), torch.randn(8, 20).t(), torch.randn(40)[::2]
     target, real = torch.randint(20, (30,)), torch.rand(30) > 0.2
 
     def run():
@@ -231,19 +204,6 @@ def test_output_loss_has_the_same_gradients(dtype, calls, monkeypatch):
     choose(monkeypatch, "torch")
     for one, other in zip(found, run(), strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_output_loss_takes_every_layout(calls):
-    parts = [torch.randn(8, 30).t(), torch.randn(8, 20).t(), torch.randn(40)[::2]]
-    target, real = torch.randint(20, (30,)), torch.ones(30, dtype=torch.bool)
-    results = []
-    for operands in (parts, [part.contiguous() for part in parts]):
-        leaves = [part.detach().requires_grad_() for part in operands]
-        loss, *_ = linear_cross_entropy(*leaves, target, real)
-        results.append([loss, *torch.autograd.grad(loss, leaves)])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
-    assert calls
 
 
 REASONS = "double bfloat16 medium autocast compile kernel choice"
@@ -272,20 +232,12 @@ def test_other_products_are_torchs(why, calls, monkeypatch):
     assert not calls
 
 
-OWN = [("highest", "native"), ("high", "native"), ("medium", "torch")]
-
-
-@pytest.mark.parametrize("precision, gemm_name", OWN)
-def test_a_pass_has_own_products_unless_operands_are_rounded(precision, gemm_name, calls):
+@pytest.mark.parametrize("precision, product", [("high", "native"), ("medium", "torch")])
+def test_a_pass_has_own_products_unless_operands_are_rounded(precision, product, calls, monkeypatch):
     """On a CPU "high" rounds nothing."""
-    cell = build_cell("ln_lstm", 4, 5)
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision(precision)
-        plan = backends.select(cell.request(torch.randn(3, 2, 4)))
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert (plan.backend, plan.gemm) == ("native", gemm_name)
+    monkeypatch.setattr(gemm, "matmul_precision", lambda _: precision)
+    plan = backends.select(build_cell("ln_lstm", 4, 5).request(torch.randn(3, 2, 4)))
+    assert (plan.backend, plan.gemm) == ("native", product)
 
 
 def test_a_plan_decides_for_a_projection(calls):
@@ -314,41 +266,30 @@ def test_small_products_and_few_rows_are_torchs(monkeypatch):
     assert runs(32, 256, 256, True) and not runs(31, 256, 256, True)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("slow", [True, False])
-def test_the_processor_decides_and_the_log_says_so(slow, compiled, monkeypatch, caplog):
-    monkeypatch.setattr(gemm, "mkl_is_slow", lambda: slow)
-    monkeypatch.setattr(native, "multiplies", lambda: compiled)
-    gemm.preferred.cache_clear()
-    expected = "native" if slow and compiled else "torch"
-    with caplog.at_level(logging.INFO):
-        assert gemm.preferred(None) == gemm.preferred(None) == expected
-    assert len(caplog.messages) == (expected == "native")
-
-
-@pytest.mark.parametrize(
-    "vendor, capability, slow",
-    [
-        ("AuthenticAMD", "AVX512", True),
-        ("AuthenticAMD", "AVX2", False),
-        ("GenuineIntel", "AVX512", False),
-        (None, "AVX512", False),
-    ],
-)
-def test_processors_for_which_mkl_is_slow(vendor, capability, slow, monkeypatch, tmp_path):
+@pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel", None])
+@pytest.mark.parametrize("compiled, capability", [(True, "AVX512"), (False, "AVX512"), (True, "AVX2")])
+def test_the_processor_decides_and_the_log_says_so(
+    vendor, compiled, capability, monkeypatch, tmp_path, caplog
+):
+    """MKL is slow on processors with AVX-512 that are not Intel's."""
     file = tmp_path / "cpuinfo"
     if vendor is not None:
         file.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: of: this\n\n" * 2)
     monkeypatch.setattr(gemm, "CPUINFO", file)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert gemm.mkl_is_slow.__wrapped__() == slow
+    monkeypatch.setattr(gemm, "mkl_is_slow", gemm.mkl_is_slow.__wrapped__)
+    monkeypatch.setattr(native, "multiplies", lambda: compiled)
+    gemm.preferred.cache_clear()
+    own = vendor == "AuthenticAMD" and compiled and capability == "AVX512"
+    with caplog.at_level(logging.INFO):
+        assert gemm.preferred(None) == gemm.preferred(None) == ("native" if own else "torch")
+    assert len(caplog.messages) == own
 
 
 def test_unknown_words_and_missing_builds_are_refused(monkeypatch):
-    for word in ("mkl", "onednn"):
-        monkeypatch.setenv("RHHN_MATMUL", word)
-        with pytest.raises(UsageError, match=f"RHHN_MATMUL={word} is unknown, choose from native, torch"):
-            gemm.check_policy()
+    monkeypatch.setenv("RHHN_MATMUL", "mkl")
+    with pytest.raises(UsageError, match="RHHN_MATMUL=mkl is unknown, choose from native, torch"):
+        gemm.check_policy()
     monkeypatch.setattr(native, "multiplies", lambda: False)
     monkeypatch.setenv("RHHN_MATMUL", "native")
     with pytest.raises(UsageError, match="RHHN_MATMUL=native needs the compiled kernels"):

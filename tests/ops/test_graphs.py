@@ -62,22 +62,6 @@ def test_calls_that_interleave_keep_their_values(name, recordings, monkeypatch):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
 
 
-def test_activation_checkpointing(recordings, monkeypatch):
-    cell = _cell("ln_lstm").eval()
-    x = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
-
-    def gradient():
-        y = x
-        for _ in range(3):
-            y = torch.utils.checkpoint.checkpoint(lambda z: cell(z[..., :4])[0], y, use_reentrant=False)
-        return torch.autograd.grad(y.square().sum(), [x, *cell.parameters()])
-
-    found = gradient()
-    assert count(recordings) == 2
-    monkeypatch.setenv(policy.CUDA_GRAPHS, "0")
-    torch.testing.assert_close(found, gradient(), rtol=0, atol=1e-13)
-
-
 def test_layers_of_one_shape_share_recordings_and_other_shapes_do_not(recordings):
     first, second = _cell("ln_lstm"), _cell("ln_lstm")
     x = torch.randn(3, 2, 4, dtype=torch.float64)
@@ -128,16 +112,6 @@ def test_calls_without_room_run_as_they_are(caplog, monkeypatch):
     assert len(recordings.met) == graphs.KEYS and count(recordings) == 2
 
 
-def test_the_limit_is_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(graphs, "PATIENCE", 4)
-    run, _, _ = _numbers_recorded(limit=1)
-    with caplog.at_level(logging.INFO):
-        for _ in range(20):
-            run(1)
-            run(2)
-    assert len(caplog.records) == 1
-
-
 def test_recordings_take_a_share_of_the_memory():
     # A recording of n values has n inputs and an output of 400 bytes each, and what the driver takes.
     run, settled, recordings = _numbers_recorded(size=100, share=0.5, memory=lambda: 8000, kernels=400)
@@ -148,14 +122,6 @@ def test_recordings_take_a_share_of_the_memory():
         run(n)
     # With less than 4000 bytes it would have been made.
     assert {what for _, what in recordings.kept} == {1, 2, 3}
-    recordings.change(graphs.LIMIT, 0.6)
-    assert settled == []
-    recordings.change(graphs.LIMIT, 0.5)
-    assert settled == [1, 2, 3] and count(recordings) == 0
-    # One that is larger than the share is made where it is alone.
-    for n in (12, 12, 12):
-        run(n)
-    assert {what for _, what in recordings.kept} == {12}
 
 
 def test_recordings_that_are_not_replayed_make_room(monkeypatch):
@@ -287,8 +253,7 @@ def test_lengths_share_recordings(name, recordings, monkeypatch):
         torch.testing.assert_close(one, other, rtol=1e-15, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_autocast_ends_where_the_recording_begins(name, recordings, monkeypatch):
+def test_autocast_ends_where_the_recording_begins(recordings, monkeypatch):
     """What an operation does in float32 is not cast, and lengths are shared as elsewhere."""
     monkeypatch.setattr(lengths, "EXACT", 0)
     seen = []
@@ -302,7 +267,7 @@ def test_autocast_ends_where_the_recording_begins(name, recordings, monkeypatch)
         return run(where, what, watching, values)
 
     monkeypatch.setattr(recordings, "run", watched)
-    cell = _cell(name).float().train()
+    cell = _cell("ln_hyperlstm").float().train()
     for T in (17, 18):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y, _ = cell(torch.randn(T, 2, 4))
@@ -346,7 +311,6 @@ def test_what_differs_besides_values_is_recorded_apart(recordings):
         (a, b, [b, c], [0.5, 1.0], "aten", []),
         (a, None, [b, c], [0.5, 2.0], "aten", []),
         (a.double(), None, [b, c], [0.5, 1.0], "aten", []),
-        (a, None, [b], [0.5, 1.0], "aten", []),
         (a, None, [b], [0.5, 1.0], "aten", [c]),
     ]
     for number, arguments in enumerate(others):

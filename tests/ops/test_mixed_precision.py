@@ -32,9 +32,6 @@ CASES = [
     # The compiled kernels may not be built, and have no float16.
     if "native" not in backend or (native.library() is not None and torch.float16 not in precision)
 ]
-cases = pytest.mark.parametrize(
-    "cell, backend, precision, dtype", CASES, ids=lambda value: str(value).removeprefix("torch.")
-)
 
 ERRORS = {torch.bfloat16: (0.004, 0.1), torch.float16: (0.001, 0.02)}
 """Of loss and gradients. Measured with these seeds: up to 0.0013 and 0.042, and 0.0004 and 0.0064."""
@@ -76,26 +73,15 @@ def seed():
     torch.manual_seed(1)
 
 
-@cases
+@pytest.mark.parametrize(
+    "cell, backend, precision, dtype", CASES, ids=lambda value: str(value).removeprefix("torch.")
+)
 def test_char_lm(cell, backend, precision, dtype, char_task, monkeypatch):
     monkeypatch.setenv("RHHN_KERNEL", backend)
     assert_trains(training_batches.char_lm(cell, char_task), precision, dtype)
 
 
 @precisions
-@pytest.mark.parametrize("problem", ["copying", "adding", "xor", "digits"])
-def test_problems(problem, precision, dtype):
-    assert_trains(training_batches.problem(problem), precision, dtype)
-
-
-@precisions
-@pytest.mark.parametrize("window", [0, 2])
-def test_handwriting(window, precision, dtype):
-    assert_trains(training_batches.handwriting(window), precision, dtype)
-
-
-@pytest.mark.parametrize("attention", ["paper", "v2"])
-@cases
-def test_translation(cell, backend, attention, precision, dtype, monkeypatch):
-    monkeypatch.setenv("RHHN_KERNEL", backend)
-    assert_trains(training_batches.translation(cell, attention), precision, dtype)
+@pytest.mark.parametrize("family", training_batches.FAMILIES)
+def test_families(family, precision, dtype):
+    assert_trains(training_batches.of_family(family), precision, dtype)

@@ -2,7 +2,13 @@
 
 tests/cells/test_cells.py holds every backend to the numpy transcriptions, to finite differences and, in
 float32, to the float64 reference; here is what only whole sequences can get wrong.
+
+test_triton.py runs this file once more, in a process with RHHN_TEST_TRITON=1: Triton's kernels, on a GPU or,
+with TRITON_INTERPRET=1, in Triton's interpreter.
 """
+
+import contextlib
+import os
 
 import pytest
 import torch
@@ -13,21 +19,24 @@ from torch.utils._pytree import tree_map_only
 from rhhn_fairseq.cells import build_cell, cell_options, running
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import backends, lstm, native, sequence
-from rhhn_fairseq.ops.buffers import Energy
 from rhhn_fairseq.ops.highway import products
 from rhhn_fairseq.ops.hyper_lstm import passes
 from rhhn_fairseq.ops.loop import reorder_state
 
 fused_cells = pytest.mark.parametrize("name", SIZES)
-implementations = pytest.mark.parametrize("implementation", ["native", "aten"])
+WITH_TRITON = os.environ.get("RHHN_TEST_TRITON") == "1"
+ON_GPU = WITH_TRITON and os.environ.get("TRITON_INTERPRET") != "1"
+implementations = pytest.mark.parametrize("implementation", ["triton"] if WITH_TRITON else ["native", "aten"])
 
 
 @pytest.fixture(autouse=True)
-def built(request):
-    """Without the compiled library its tests are skipped, with the reason."""
+def device(request):
+    """Tensors are those of the tested device; without the compiled library its tests are skipped."""
     params = getattr(request.node, "callspec", None)
     if params and params.params.get("implementation") == "native" and native.library() is None:
         pytest.skip("the compiled point-wise kernels are not built")
+    with torch.device("cuda") if ON_GPU else contextlib.nullcontext():
+        yield
 
 
 @fused_cells
@@ -86,41 +95,23 @@ def test_noise_that_does_not_fit_is_refused(name, implementation, monkeypatch):
                 cell(x, noise=noise | {key: wrong})
 
 
-@pytest.mark.parametrize("name", ["rhn", "hyperrhn"])
+OPTIONS = [
+    ("rhn", dict(first_step="skip", rhn_depth=1)),
+    ("hyperrhn", dict(first_step="skip", rhn_depth=3)),
+    *((name, dict(hyper_state="previous")) for name in SIZES if "hyperlstm" in name),
+    ("ln_hyperlstm", dict(recurrent_dropout=0.5, recurrent_mask="sequence")),
+]
+
+
+@pytest.mark.parametrize("name, options", OPTIONS)
 @implementations
-@pytest.mark.parametrize("depth", [1, 3])
-def test_first_step_skip_equals_the_loop(name, implementation, depth, monkeypatch):
-    cell = make_cell(name, dict(first_step="skip", rhn_depth=depth))
-    x = torch.randn(6, 3, 4, dtype=torch.float64)
+def test_further_options_equal_the_loop(name, options, implementation, monkeypatch):
+    cell = make_cell(name, options)
+    x, noise = torch.randn(6, 3, 4, dtype=torch.float64), cell.sample_noise(6, 3)
     mask = torch.ones(6, 3, dtype=torch.bool)
     mask[:2, 1] = False
-    exact = run_pass(cell, x, None, mask, None, "reference", monkeypatch)
-    assert_equal(run_pass(cell, x, None, mask, None, implementation, monkeypatch), exact, 1e-13)
-
-
-def test_what_a_matrix_saw_at_later_steps_lies_together():
-    first, rest, gal = torch.randn(3, 4), torch.randn(7, 3, 4), torch.randn(3, 4)
-    every = torch.cat([first.unsqueeze(0), rest[:-1]])
-    for steps in (slice(None), slice(0, 3), slice(0, 1), slice(3, 5), slice(6, 9)):
-        for mask in (None, gal):
-            blocks = sequence.operand_blocks(first, rest, mask, steps)
-            assert len(blocks) == (1 if steps.start else 2)
-            assert torch.equal(torch.cat(blocks), every[steps] if mask is None else every[steps] * gal)
-            # Without a mask nothing is copied.
-            shared = {part.untyped_storage().data_ptr() for part in (first, rest)}
-            assert mask is not None or all(block.untyped_storage().data_ptr() in shared for block in blocks)
-
-
-@pytest.mark.parametrize("add", [False, True])
-def test_the_gradient_of_a_weight_is_written_or_added(add):
-    rest, du = torch.randn(4, 3, 5, dtype=torch.float64), torch.randn(4, 3, 6, dtype=torch.float64)
-    blocks = sequence.operand_blocks(torch.randn(3, 5, dtype=torch.float64), rest, None)
-    expected = torch.einsum("tbh,tbg->hg", torch.cat(blocks), du)
-    out = torch.randn(5, 6, dtype=torch.float64)
-    before = out.clone()
-    assert sequence.weight_gradient(blocks, du, "torch", out, add) is out
-    torch.testing.assert_close(out, before + expected if add else expected)
-    torch.testing.assert_close(sequence.weight_gradient(blocks, du, "torch"), expected)
+    exact = run_pass(cell, x, None, mask, noise, "reference", monkeypatch)
+    assert_equal(run_pass(cell, x, None, mask, noise, implementation, monkeypatch), exact, 1e-13)
 
 
 @pytest.mark.parametrize("name", [name for name in SIZES if "hyper" in name or name == "rhn"])
@@ -131,6 +122,9 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, b
     """As where the gradients of a whole sequence's products would take much memory."""
     monkeypatch.setattr(sequence, "BLOCK_ROWS", rows)
     monkeypatch.setattr(backends.Plan, "fits_one_call", lambda *_: False)
+    if implementation == "triton":
+        # Gradients of scaling vectors in groups of steps.
+        monkeypatch.setattr("rhhn_fairseq.ops.triton.steps.KEPT_STEPS", 2)
     calls = []
 
     def count(module, function):
@@ -153,26 +147,9 @@ def test_backward_in_parts_equals_the_loop(name, implementation, padded, rows, b
     assert len(calls) == parts.get(name, 2 * blocks + 1)
 
 
-def test_parts_are_for_long_sequences_of_one_type():
-    assert sequence.block_steps(100, 128, torch.float32, torch.float32) == 13
-    assert sequence.block_steps(50, 128, torch.float32, torch.float32) == 13
-    assert sequence.block_steps(20, 128, torch.float32, torch.float32) == 20
-    assert sequence.block_steps(100, 128, torch.bfloat16, torch.float32) == 100
-    assert sequence.block_steps(1, 10**6, torch.float32, torch.float32) == 1
-
-
-@pytest.mark.parametrize("name", [name for name in SIZES if "hyperlstm" in name])
-@implementations
-def test_embeddings_from_the_previous_state_equal_the_loop(name, implementation, monkeypatch):
-    cell = make_cell(name, dict(hyper_state="previous"))
-    x = torch.randn(5, 3, 4, dtype=torch.float64)
-    exact = run_pass(cell, x, None, None, None, "reference", monkeypatch)
-    assert_equal(run_pass(cell, x, None, None, None, implementation, monkeypatch), exact, 1e-13)
-
-
 @fused_cells
 @implementations
-@pytest.mark.parametrize("T, B, H", [(1, 1, 1), (1, 2, 17), (64, 3, 33), (3, 65, 129)])
+@pytest.mark.parametrize("T, B, H", [(1, 1, 1), (20, 3, 17), (2, 9, 129)])
 def test_odd_shapes_in_float32(name, implementation, T, B, H, monkeypatch):
     small = {"hyper_size": 1} if H == 1 and "hyper" in name else {}
     oracle, single = make_cell(name, small, 4, H), make_cell(name, small, 4, H).float()
@@ -182,11 +159,15 @@ def test_odd_shapes_in_float32(name, implementation, T, B, H, monkeypatch):
     found = run_pass(single, x, None, None, None, implementation, monkeypatch)
     for one, other, truth in zip(found, plain, exact, strict=True):
         own, error = (other - truth).norm(), (one - truth).norm()
-        # The order of summation differs, so the errors do, but not their magnitude.
-        assert error <= 4 * own + 1e-6 * (1 + truth.norm())
+        # The order of summation differs, so the errors do, but not their magnitude. The gradient of one
+        # normalised unit is zero, for which an H200 computed 1.1e-6.
+        floor = 4e-6 if H == 1 and name.startswith("ln_") else 1e-6
+        assert error <= 4 * own + floor * (1 + truth.norm())
 
 
 HALVES = [("native", torch.bfloat16), ("aten", torch.bfloat16), ("aten", torch.float16)]
+if WITH_TRITON:
+    HALVES = [("triton", torch.bfloat16), ("triton", torch.float16)]
 
 
 @fused_cells
@@ -208,7 +189,7 @@ def test_half_precision_errs_less_than_the_loop(name, implementation, dtype, mon
         pairs = zip(parts, exact, strict=True)
         errors[backend] = [((part.double() - truth).norm() / truth.norm()).item() for part, truth in pairs]
     assert parts[0].dtype == dtype
-    # States and sums are float32 here, not so in the loop. Measured: 0.18 to 0.54 times its worst error.
+    # States and sums are float32 here, not so in the loop. Measured: 0.18 to 0.63 times its worst error.
     assert max(errors[implementation]) <= 0.7 * max(errors["reference"])
     assert max(errors[implementation]) < 0.05
 
@@ -218,7 +199,7 @@ def test_half_precision_errs_less_than_the_loop(name, implementation, dtype, mon
 def test_same_result_in_every_run_and_on_more_threads(name, implementation, monkeypatch):
     # Large enough that the rows are shared between threads.
     cell = make_cell(name, (), 8, 160, torch.float32)
-    x = torch.randn(4, 64, 8)
+    x = torch.randn(2, 64, 8)
     one = run_pass(cell, x, None, None, None, implementation, monkeypatch)
     again = run_pass(cell, x, None, None, None, implementation, monkeypatch)
     assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
@@ -259,20 +240,6 @@ def test_extreme_sums_stay_finite_and_nan_passes_through(name, implementation, m
     broken[1, 0] = float("nan")
     y, _ = cell(broken)
     assert y[1:, 0].isnan().all() and torch.isfinite(y[:, 1]).all() and torch.isfinite(y[0]).all()
-
-
-@fused_cells
-@implementations
-def test_gradients_accumulate_and_the_graph_can_be_kept(name, implementation, monkeypatch):
-    monkeypatch.setenv("RHHN_KERNEL", implementation)
-    cell = make_cell(name)
-    x = torch.randn(3, 2, 4, dtype=torch.float64)
-    loss = cell(x)[0].square().sum()
-    loss.backward(retain_graph=True)
-    first = [parameter.grad.clone() for parameter in cell.parameters()]
-    loss.backward()
-    for parameter, gradient in zip(cell.parameters(), first, strict=True):
-        torch.testing.assert_close(parameter.grad, 2 * gradient)
 
 
 @fused_cells
@@ -358,8 +325,8 @@ def test_a_single_row_may_have_any_stride():
 def test_tensors_that_are_not_in_host_memory_are_refused():
     # No rows, so that nothing would be read.
     q, mask, elsewhere = torch.zeros(0, 3, 5), torch.zeros(0, 4, dtype=torch.bool), torch.device("meta")
-    buffers = Energy(q=q, k=torch.zeros(0, 4, 5, device=elsewhere), v=torch.zeros(5), mask=mask)
+    operands = dict(q=q, k=torch.zeros(0, 4, 5, device=elsewhere), v=torch.zeros(5), mask=mask)
     with pytest.raises(ValueError, match=r"^k of strides .* on meta cannot be given to C\+\+"):
-        native.energy(buffers, None)
+        native.energy(operands)
     with pytest.raises(ValueError, match=r"^c of strides .* on meta cannot be given to C\+\+"):
         native.lstm_gates(torch.zeros(0, 20), torch.zeros(0, 5, device=elsewhere), 1.0)

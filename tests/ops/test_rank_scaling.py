@@ -45,16 +45,6 @@ def test_first_and_second_derivatives():
     assert torch.autograd.gradgradcheck(rank_scaled, operands)
 
 
-def test_torch_func():
-    operands = _operands(2)
-
-    def loss(s):
-        return rank_scaled(s, *operands[1:]).square().sum()
-
-    expected = torch.autograd.grad(loss(operands[0]), operands[0])[0]
-    torch.testing.assert_close(torch.func.grad(loss)(operands[0]), expected)
-
-
 def _saved_numbers(function, operands) -> int:
     """Numbers that autograd keeps for the backward pass, operands not counted."""
     storages = {tensor.untyped_storage().data_ptr() for tensor in operands}

@@ -1,7 +1,7 @@
 """The Triton point-wise kernels: results in the interpreter, code for GPUs, and where they are offered.
 
-What they compute is checked by triton_cases.py. It runs in a process of its own, because TRITON_INTERPRET=1
-counts only if it is set before anything imports triton, and would then hold for every other test.
+What they compute is checked by test_operations.py, in a process of its own, because TRITON_INTERPRET=1 counts
+only if it is set before anything imports triton, and would then hold for every other test.
 """
 
 import importlib.util
@@ -21,41 +21,41 @@ from rhhn_fairseq.ops import backends as table
 from rhhn_fairseq.ops import triton as implementation
 from rhhn_fairseq.ops.backends import pointwise
 
-CASES = Path(__file__).with_name("triton_cases.py")
+CASES = Path(__file__).with_name("test_operations.py")
 MISSING = implementation.missing()
 installed = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
-def run_cases(environment, *options):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES), *options]
+def run_cases(environment, selection, *options):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES), "-k", selection]
     kept = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    run = subprocess.run(command, env=kept | environment, capture_output=True, text=True, check=False)
+    variables = kept | {"RHHN_TEST_TRITON": "1"} | environment
+    run = subprocess.run([*command, *options], env=variables, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    assert " passed" in run.stdout and "skipped" not in run.stdout
 
 
-# Each family of cells with noise and padding, kernels of steps with rows and columns left over, and kernels
-# of sequences with several programs and an odd width; the smallest and largest sizes run with --slow.
-QUICK = "noisy-padded and not 1-1-1 and not 1-3-128 or odd_shapes and (2-3-17 or 2-9-129)"
+# Each family of cells with noise and padding, and kernels of several programs and an odd width;
+# the others run with --slow.
+QUICK = "triton and (equals_the_loop and noisy-padded or odd_shapes and 2-9-129)"
 
 
 @installed
 def test_everything_at_once_in_the_interpreter():
-    run_cases({"TRITON_INTERPRET": "1"}, "-k", QUICK)
+    run_cases({"TRITON_INTERPRET": "1"}, QUICK)
 
 
 @installed
 @pytest.mark.slow
 def test_every_case_in_the_interpreter():
-    run_cases({"TRITON_INTERPRET": "1"})
+    run_cases({"TRITON_INTERPRET": "1"}, "triton")
 
 
 @installed
 @pytest.mark.gpu
 def test_every_case_on_the_gpu():
     # Nearly each of them compiles kernels of its own, which takes the time.
-    several = ["-n", "8"] if importlib.util.find_spec("xdist") else []
-    run_cases({}, *several)
+    run_cases({}, "triton", *(["-n", "8"] if importlib.util.find_spec("xdist") else []))
 
 
 class Recorder:
@@ -113,15 +113,13 @@ def test_other_lengths_compile_nothing_new(name, dtype, monkeypatch):
 @pytest.mark.parametrize(
     "name, dtype, capability",
     [
-        pytest.param("lstm", torch.float32, 90, id="lstm"),
-        pytest.param("lstm", torch.float64, 80, id="lstm_float64", marks=pytest.mark.slow),
-        pytest.param("ln_lstm", torch.bfloat16, 90, id="ln_lstm_bfloat16", marks=pytest.mark.slow),
-        pytest.param("ln_hyperlstm", torch.bfloat16, 80, id="ln_hyperlstm_bfloat16"),
-        pytest.param("ln_hyperlstm", torch.float64, 90, id="ln_hyperlstm_float64", marks=pytest.mark.slow),
-        pytest.param("hyperrhn", torch.bfloat16, 90, id="hyperrhn_bfloat16", marks=pytest.mark.slow),
-        pytest.param("hyperrhn", torch.float64, 80, id="hyperrhn_float64", marks=pytest.mark.slow),
-        pytest.param("ln_hyperlstm", torch.float16, 90, id="ln_hyperlstm_float16", marks=pytest.mark.slow),
-        pytest.param("hyperrhn", torch.float16, 80, id="hyperrhn_float16", marks=pytest.mark.slow),
+        ("lstm", torch.float32, 90),
+        ("ln_hyperlstm", torch.bfloat16, 80),
+        *(
+            pytest.param(name, dtype, capability, marks=pytest.mark.slow)
+            for name in ("lstm", "ln_hyperlstm", "hyperrhn")
+            for dtype, capability in ((torch.float64, 80), (torch.float16, 90))
+        ),
     ],
 )
 def test_kernels_compile_to_machine_code(name, dtype, capability, tmp_path, monkeypatch):
@@ -167,24 +165,6 @@ def _float32(number: float) -> float:
     return torch.tensor(number, dtype=torch.float32).item()
 
 
-def test_a_rounded_number_is_noticed():
-    exact = "arith.constant dense<1.000000e-05> : tensor<4xf64>"
-    rounded = "arith.constant 9.9999997473787516E-6 : f64"
-    _assert_exact({"EPSILON": 1e-5}, {"EPSILON": 1e-5}, exact)
-    for constants, code in (({"EPSILON": 1e-5}, rounded), ({}, exact)):
-        with pytest.raises(AssertionError, match="EPSILON"):
-            _assert_exact({"EPSILON": 1e-5}, constants, code)
-
-
-def test_on_the_cpu_it_is_offered_to_the_interpreter_only(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setenv("RHHN_KERNEL", "triton")
-    cell = build_cell("lstm", 4, 5)
-    assert "triton" not in backends(cell)
-    with pytest.raises(UsageError, match="RHHN_KERNEL=triton: LSTM runs on .*reference only; .*CUDA devices"):
-        cell(torch.randn(2, 2, 4))
-
-
 @installed
 @pytest.mark.parametrize(
     "dtype, preferred",
@@ -203,47 +183,39 @@ def test_on_a_gpu_it_is_preferred_in_the_types_that_were_measured(dtype, preferr
     assert backends(cell, "cuda", dtype) == ("triton", "aten", "reference")
 
 
-@installed
-def test_old_gpus_have_no_triton(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    reason = implementation.obstacle(torch.device("cuda"))
-    assert reason == "triton needs a GPU of compute capability 8.0 or newer, found 7.5"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert implementation.obstacle(torch.device("cuda")) is None
+OBSTACLES = {
+    "old": "triton needs a GPU of compute capability 8.0 or newer, found 7.5",
+    "compiler": "triton needs a C compiler, which starts its kernels",
+    "missing": "the package triton is not installed: pip install triton",
+    "version": "triton must be 3.4 or newer, found 3.3.1+git",
+    "cpu": "triton runs on CUDA devices (and with TRITON_INTERPRET=1, slowly, on the CPU)",
+    "none": None,
+}
 
 
 @installed
-def test_without_a_compiler_there_is_no_triton(monkeypatch):
-    """Triton compiles what starts a kernel on the machine that runs it."""
+@pytest.mark.parametrize("why", OBSTACLES)
+def test_why_it_cannot_run_is_said(why, monkeypatch):
+    capability = (7, 5) if why == "old" else (8, 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(implementation.shutil, "which", lambda name: None)
-    for variable, starts in (("", False), ("/opt/cc", True)):
-        implementation._has_compiler.cache_clear()
-        monkeypatch.setenv("CC", variable)
-        reason = implementation.obstacle(torch.device("cuda"))
-        assert reason is None if starts else reason.startswith("triton needs a C compiler")
-    implementation._has_compiler.cache_clear()
-
-
-def test_without_the_package_that_is_said(monkeypatch):
-    monkeypatch.setattr(implementation.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setenv("RHHN_KERNEL", "triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(implementation, "_has_compiler", lambda: why != "compiler")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    if why == "missing":
+        monkeypatch.setattr(implementation.importlib.util, "find_spec", lambda name: None)
+    if why == "version":
+        monkeypatch.setattr(implementation, "_version", lambda: "3.3.1+git")
+    device = torch.device("cpu" if why == "cpu" else "cuda")
+    found, expected = implementation.obstacle(device), OBSTACLES[why]
+    assert found is None if expected is None else found.startswith(expected)
+    # A request says so, where it is asked for, and takes another backend, where it is not.
     cell = build_cell("lstm", 4, 5)
-    assert backends(cell, "cuda") == ("aten", "reference")
-    with pytest.raises(UsageError, match="RHHN_KERNEL=triton: .*pip install triton"):
-        cell(torch.randn(2, 2, 4))
-
-
-@installed
-def test_too_old_a_version_is_named(monkeypatch):
-    monkeypatch.setattr(implementation, "_version", lambda: "3.3.1+git")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setenv("RHHN_KERNEL", "triton")
-    with pytest.raises(UsageError, match=r"RHHN_KERNEL=triton: .*must be 3.4 or newer, found 3.3.1\+git"):
-        build_cell("lstm", 4, 5)(torch.randn(2, 2, 4))
+    request = cell.request(torch.ones(2, 1, 4))._replace(device=device, extras=("gal",))
+    table._select.cache_clear()
+    assert (table._select(request)[0] == "triton") == (why == "none")
+    if expected is not None:
+        with pytest.raises(UsageError, match=f"LSTM runs on .*reference only; {re.escape(expected)}"):
+            table._select(request._replace(forced="triton"))
 
 
 @pytest.mark.parametrize(
@@ -269,4 +241,4 @@ def test_buffers_that_are_not_rows_are_refused():
     u = torch.zeros(3, 2, 20)
     buffers = make_buffers((u, h, c), (h[0], c[0]), [], GatedMasks(), GatedNumbers(1.0))
     with pytest.raises(ValueError, match="c of strides"):
-        implementation.gated(buffers, None)
+        implementation.step(buffers, None)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from helpers.fused_cells import GATED_NOISE, RHN_NOISE, doubled
+from helpers.fused_cells import GATED_NOISE, RHN_NOISE, doubled, run_pass
 from helpers.products import forced_products
 
 from rhhn_fairseq.cells import build_cell
@@ -19,7 +19,7 @@ CELLS = {
     "hyperrhn": (dict(rhn_depth=3), RHN_NOISE),
 }
 # Rows of a thread: none, one, less than a tile, several; columns: less than a panel, some, whole panels.
-SHAPES = [(4, 1, 1), (5, 2, 17), (9, 7, 33), (6, 29, 64), (5, 13, 130)]
+SHAPES = [(4, 1, 1), (9, 7, 33), (6, 29, 64), (5, 13, 130)]
 C = 4
 
 pytestmark = pytest.mark.skipif(not native.multiplies(), reason="needs the compiled kernels and AVX2")
@@ -52,11 +52,6 @@ def compiled_products(monkeypatch):
     yield from forced_products(monkeypatch)
 
 
-def no_call_fits(monkeypatch):
-    """No pass has its steps in one call."""
-    monkeypatch.setattr(backends.Plan, "fits_one_call", lambda *_: False)
-
-
 def _cell(name, noisy, H):
     torch.manual_seed(0)
     options, noise = CELLS[name]
@@ -69,21 +64,14 @@ def _cell(name, noisy, H):
     return cell.train(noisy)
 
 
-def _pass(cell, x, state, mask, noise):
-    """Outputs, final state and all gradients of a weighted sum of them."""
-    x = x.clone().requires_grad_()
-    state = tuple(part.clone().requires_grad_() for part in state)
-    y, final = cell(x, state, mask, noise)
-    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
-    loss = (y * weights).sum() + sum((part * part).sum() for part in final)
-    gradients = torch.autograd.grad(loss, [x, *state, *cell.parameters()])
-    return [y.detach(), *(part.detach() for part in final), *gradients]
+def _pass(cell, x, state, mask, noise, backend="native"):
+    with pytest.MonkeyPatch.context() as patch:
+        return run_pass(cell, x, state, mask, noise, backend, patch)
 
 
-def _assert_as_the_loop(results, cell, x, state, mask, noise, monkeypatch):
+def _assert_as_the_loop(results, cell, x, state, mask, noise):
     """That the results of a pass are those of the loop in float64."""
-    monkeypatch.setenv("RHHN_KERNEL", "reference")
-    exact = _pass(cell.double(), x.double(), doubled(state), mask, doubled(noise))
+    exact = _pass(cell.double(), x.double(), doubled(state), mask, doubled(noise), "reference")
     # Measured: below 2e-6.
     for one, other in zip(results, exact, strict=True):
         one, other = one.nan_to_num().double(), other.nan_to_num()
@@ -103,7 +91,7 @@ def _inputs(cell, T, B, padded):
 @pytest.mark.parametrize("T, B, H", SHAPES)
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noisy"])
-def test_equals_the_loop(name, T, B, H, padded, noisy, ran, monkeypatch):
+def test_equals_the_loop(name, T, B, H, padded, noisy, ran):
     cell = _cell(name, noisy, H)
     x, state, mask = _inputs(cell, T, B, padded)
     noise = cell.sample_noise(T, B) if noisy else None
@@ -111,13 +99,12 @@ def test_equals_the_loop(name, T, B, H, padded, noisy, ran, monkeypatch):
     # A HyperRHN's hypernetwork is a sequence of its own.
     each = 2 if name == "hyperrhn" else 1
     assert ran == each * ["forward"] + each * ["backward"]
-    _assert_as_the_loop(results, cell, x, state, mask, noise, monkeypatch)
+    _assert_as_the_loop(results, cell, x, state, mask, noise)
 
 
 @pytest.mark.parametrize("name", ["rhn", "hyperrhn"])
-@pytest.mark.parametrize("rows", [1, 2, 3, 9])
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-def test_highways_in_parts_equal_the_loop(name, rows, padded, ran, monkeypatch):
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_highways_in_parts_equal_the_loop(name, rows, ran, monkeypatch):
     """As where gradients of products and hypervectors of all steps would be too many."""
     T, B = 7, 9
     monkeypatch.setattr(sequence, "BLOCK_ROWS", rows * B)
@@ -130,7 +117,7 @@ def test_highways_in_parts_equal_the_loop(name, rows, padded, ran, monkeypatch):
 
     monkeypatch.setattr(native, "many_steps", counted)
     cell = _cell(name, True, 33)
-    x, state, mask = _inputs(cell, T, B, padded)
+    x, state, mask = _inputs(cell, T, B, True)
     noise = cell.sample_noise(T, B)
     results = _pass(cell, x, state, mask, noise)
     # A HyperRHN's main network is last forward and first backward.
@@ -140,21 +127,20 @@ def test_highways_in_parts_equal_the_loop(name, rows, padded, ran, monkeypatch):
     networks = 2 if name == "hyperrhn" else 1
     assert forward == networks * [(0, T)]
     assert backward == networks * list(itertools.pairwise(cuts))[::-1]
-    _assert_as_the_loop(results, cell, x, state, mask, noise, monkeypatch)
+    _assert_as_the_loop(results, cell, x, state, mask, noise)
 
 
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize("T, B, H", [(1, 3, 9), (3, 9, 33), (5, 40, 17)])
-@pytest.mark.parametrize("noisy", [False, True], ids=["plain", "noisy"])
-def test_steps_with_packed_matrices_equal_the_loop(name, T, B, H, noisy, compiled_products, monkeypatch):
+@pytest.mark.parametrize("T, B, H", [(1, 3, 9), (5, 40, 17)])
+def test_steps_with_packed_matrices_equal_the_loop(name, T, B, H, compiled_products, monkeypatch):
     """The products of networks that are not small, by ``ops.matmul.gemm``."""
-    no_call_fits(monkeypatch)
-    cell = _cell(name, noisy, H)
+    monkeypatch.setattr(backends.Plan, "fits_one_call", lambda *_: False)
+    cell = _cell(name, True, H)
     x, state, mask = _inputs(cell, T, B, True)
-    noise = cell.sample_noise(T, B) if noisy else None
+    noise = cell.sample_noise(T, B)
     results = _pass(cell, x, state, mask, noise)
     assert len(compiled_products) > 2 * T
-    _assert_as_the_loop(results, cell, x, state, mask, noise, monkeypatch)
+    _assert_as_the_loop(results, cell, x, state, mask, noise)
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -52,3 +52,14 @@ def test_nothing_is_written_after_a_failure():
             full.write(b"lost")
         assert full.write(b"more") == 4
         assert programs.describe(full.failure).endswith("cannot be written (No space left on device)")
+
+
+COMMAND = "from rhhn_fairseq.cli.running import run; run(lambda: print('another line, \\u00e0'))"
+
+
+@pytest.mark.parametrize("code", [PRINTING.replace("another line", "another line, \\u00e0"), COMMAND])
+@pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_output_is_utf_8_in_every_locale(code, locale):
+    program = [sys.executable, "-c", code]
+    output = subprocess.run(program, env=os.environ | locale, capture_output=True, check=True).stdout
+    assert output.endswith("another line, à\n".encode())

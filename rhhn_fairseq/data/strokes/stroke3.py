@@ -5,8 +5,9 @@ It reads
 - ``.npz`` files with arrays ``train``, ``valid`` and perhaps ``test``, each a list of arrays [n, 3] (Ha and
   Eck 2017, arXiv 1704.03477);
 - ``.npy`` files with a list of such arrays, or with one such array;
-- folders of ``.npy`` files with one array each. The text of ``NAME-strokes.npy`` stands in
-  ``NAME-chars.npy``, that of another ``NAME.npy`` in ``NAME.txt``, if there is one.
+- ``.svg`` files with one line each, see ``svg``;
+- folders of such ``.svg`` files and of ``.npy`` files with one array each. The text of
+  ``NAME-strokes.npy`` stands in ``NAME-chars.npy``, that of another file in ``NAME.txt``, if there is one.
 
 Files without splits are split at random, by percentages.
 """
@@ -20,6 +21,7 @@ import numpy as np
 from rhhn_fairseq.data.common.manifest import SPLITS, describe_file
 from rhhn_fairseq.data.strokes.arrays import LARGEST, read_arrays
 from rhhn_fairseq.data.strokes.points import Line, Loaded, StrokeCorpus, from_offsets
+from rhhn_fairseq.data.strokes.svg import read_svg
 from rhhn_fairseq.data.text.corpora import parse_split
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_regular
@@ -55,12 +57,14 @@ def _load(paths, split, first_row, y_up, seed) -> Loaded:
     unsplit: list[Line] = []
     for path in paths:
         for file in _files(path):
-            arrays = read_arrays(file)
             loaded.inputs.append({"name": file.name, **describe_file(file)})
-            if "" in arrays:
+            is_svg = file.suffix == ".svg"
+            arrays = {} if is_svg else read_arrays(file)
+            if is_svg or "" in arrays:
                 if (beside := _text_file(file)) is not None:
                     loaded.inputs.append({"name": beside.name, **describe_file(beside)})
-                unsplit += _lines(arrays[""], file.stem, first_row, y_up, _text(beside))
+                one = (file.stem, first_row, y_up, _text(beside))
+                unsplit += [read_line(file)] if is_svg else _lines(arrays[""], *one)
                 continue
             known = [name for name in SPLITS if name in arrays]
             if not known:
@@ -77,11 +81,13 @@ def _load(paths, split, first_row, y_up, seed) -> Loaded:
 
 
 def read_line(path: Path, first_row: str = "drawn", y_up: bool = False) -> Line:
-    """Reads the line of a .npy file that holds one line, with its text if a neighbouring file has it.
+    """Reads the line of a .npy or .svg file that holds one line, with its text if a neighbouring file has it.
 
     Raises:
         UsageError: the file cannot be read, or holds no line or several.
     """
+    if path.suffix == ".svg":
+        return Line(path.stem, read_svg(path), _text(_text_file(path)))
     array = read_arrays(path).get("")
     lines = [] if array is None else _lines(array, path.stem, first_row, y_up, _text(_text_file(path)))
     if len(lines) != 1:
@@ -93,9 +99,10 @@ def _files(path: Path) -> list[Path]:
     # For a path without access rights os.path returns False, where Path raises; reading it then says why.
     if not os.path.isdir(path):
         return [path]
-    files = sorted(file for file in path.glob("*.npy") if not file.name.endswith(CHARS_SUFFIX))
+    files = (file for file in path.iterdir() if file.suffix in (".npy", ".svg"))
+    files = sorted(file for file in files if not file.name.endswith(CHARS_SUFFIX))
     if not files:
-        raise UsageError(f"{path}: has no .npy files")
+        raise UsageError(f"{path}: has no .npy or .svg files")
     return files
 
 

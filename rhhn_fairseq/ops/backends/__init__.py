@@ -8,7 +8,6 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -146,8 +145,11 @@ TRACED = Plan("traced", is_fused=True, name="traced")
 """The plan of a compiled or exported operation on the CPU: the machine that runs it decides the rest."""
 
 
-@dataclass(frozen=True)
-class Backend:
+def _nothing(request: Request) -> None:
+    return None
+
+
+class Backend(NamedTuple):
     """A row of the table.
 
     Attributes:
@@ -160,20 +162,24 @@ class Backend:
 
     name: str
     description: str
-    operations: tuple[str, ...]
-    dtypes: tuple[torch.dtype, ...]
-    obstacle: Callable[[Request], str | None]
-    drawback: Callable[[Request], str | None]
+    operations: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    obstacle: Callable[[Request], str | None] = _nothing
+    drawback: Callable[[Request], str | None] = _nothing
+
+    def lacks(self, operation: str | None, dtype: torch.dtype, cell: str = "this cell") -> str | None:
+        """Returns what it lacks for a cell's operation and a type of operands; None if it has both."""
+        if self.operations and operation not in self.operations:
+            return f"{self.name} has no operation for {cell}"
+        if self.dtypes and dtype not in self.dtypes:
+            return f"{self.name} has no kernels for {str(dtype).removeprefix('torch.')}"
+        return None
 
     def refusal(self, request: Request) -> str | None:
         """Returns why it cannot run a pass; None if it can."""
         if request.needs_steps and self.name != "reference":
             return f'{request.needs_steps} needs the loop over the cell\'s step, backend="reference"'
-        if self.operations and request.operation not in self.operations:
-            return f"{self.name} has no operation for {request.cell}"
-        if self.dtypes and request.dtype not in self.dtypes:
-            return f"{self.name} has no kernels for {str(request.dtype).removeprefix('torch.')}"
-        return self.obstacle(request)
+        return self.lacks(request.operation, request.dtype, request.cell) or self.obstacle(request)
 
 
 def _native_obstacle(request: Request) -> str | None:
@@ -242,10 +248,8 @@ BACKENDS = (
     Backend(
         "torch_nn",
         "torch.nn's LSTM and GRU (cuDNN on a GPU)",
-        (),
-        (),
-        _torch_nn_obstacle,
-        _torch_nn_drawback,
+        obstacle=_torch_nn_obstacle,
+        drawback=_torch_nn_drawback,
     ),
     Backend(
         "triton",
@@ -260,17 +264,9 @@ BACKENDS = (
         "fused operation, torch operations for point-wise work",
         (*FUSED, "linear_scan"),
         HALF,
-        lambda request: None,
-        _aten_drawback,
+        drawback=_aten_drawback,
     ),
-    Backend(
-        "reference",
-        "loop over the cell's step",
-        (),
-        (),
-        lambda request: None,
-        lambda request: None,
-    ),
+    Backend("reference", "loop over the cell's step"),
 )
 """All backends in order of preference: the first row without a refusal or drawback runs."""
 
@@ -292,15 +288,11 @@ def _select(request: Request) -> tuple[str, bool]:
             continue
         refusal = backend.refusal(request)
         if request.forced and refusal:
-            raise UsageError(_refused(request, refusal))
+            runs = ", ".join(available(request))
+            raise UsageError(f"{_forced_by(request)}: {request.cell} runs on {runs} only; {refusal}")
         if request.forced or not (refusal or backend.drawback(request)):
             return backend.name, request.is_small and not request.forced
     raise UsageError(f"{_forced_by(request)} is unknown, choose from {', '.join(NAMES)}")
-
-
-def _refused(request: Request, refusal: str) -> str:
-    runs = ", ".join(available(request))
-    return f"{_forced_by(request)}: {request.cell} runs on {runs} only; {refusal}"
 
 
 def _forced_by(request: Request) -> str:
@@ -361,11 +353,8 @@ def _check_traced(operation: str | None, device: torch.device, dtype: torch.dtyp
     """Raises UsageError if a forced backend cannot run a compiled pass."""
     if forced not in NAMES:
         raise UsageError(f"backend {forced} is unknown, choose from {', '.join(NAMES)}")
-    backend = BACKENDS[NAMES.index(forced)]
-    if backend.operations and operation not in backend.operations:
-        raise UsageError(f"backend {forced} has no operation for this cell; it compiles with reference")
-    if backend.dtypes and dtype not in backend.dtypes:
-        raise UsageError(f"backend {forced} has no kernels for {str(dtype).removeprefix('torch.')}")
+    if reason := BACKENDS[NAMES.index(forced)].lacks(operation, dtype):
+        raise UsageError(f"backend {reason}")
     if device.type != {"native": "cpu", "triton": "cuda"}.get(forced, device.type):
         raise UsageError(f"backend {forced} does not compile for {device.type}")
 
@@ -374,18 +363,13 @@ def explain(request: Request) -> list[tuple[str, bool, str]]:
     """Returns every backend, whether it is the one that runs, and a one-line reason for or against it."""
     rows, selected = [], None
     for backend in BACKENDS:
-        refusal = backend.refusal(request)
+        refusal, drawback = backend.refusal(request), backend.drawback(request)
         if request.forced is not None and refusal is None:
-            reason = "forced" if backend.name == request.forced else f"{request.forced} is forced"
             runs = backend.name == request.forced
+            reason = "forced" if runs else f"{request.forced} is forced"
         else:
-            reason = (
-                refusal
-                or backend.drawback(request)
-                or (selected and f"{selected} comes first")
-                or backend.description
-            )
-            runs = not (refusal or backend.drawback(request) or selected)
+            runs = not (refusal or drawback or selected)
+            reason = refusal or drawback or (selected and f"{selected} comes first") or backend.description
         selected = backend.name if runs else selected
         rows.append((backend.name, runs, reason))
     return rows

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops.buffers import Gated, GatedGradients, Highway, HighwayGradients
+from rhhn_fairseq.ops.buffers import Buffers, Gated, Gradients, Highway
 
 
-def gated(p: Gated, grads: GatedGradients | None) -> Callable[[int], None]:
-    """Returns a function that runs one step of a sequence, backward with gradients."""
-    return _GatedStep(p, None).forward if grads is None else _GatedStep(p, grads).backward
+def step(p: Buffers, grads: Gradients | None) -> Callable[[int], None]:
+    """Returns a function that runs one step of a sequence, or of a highway one layer; backward with
+    gradients."""
+    kind: Any = _GatedStep if isinstance(p, Gated) else _HighwayStep
+    steps = kind(p, grads)
+    return steps.forward if grads is None else steps.backward
 
 
 class _GatedStep:
@@ -34,7 +37,8 @@ class _GatedStep:
         if p.weight_d is None:
             self.a, self.da = new(4, B, H), new(4, B, H)
         else:
-            # b enters the sums unscaled: they are computed in its memory, and its gradient is theirs.
+            # b enters the sums unscaled: they are computed in its memory, and its gradient is theirs. Another
+            # row of weight_d multiplies a column of ones appended to z.
             self.d, self.dd = new(12, B, H), new(12, B, H)
             self.a, self.da = self.d[8:], self.dd[8:]
             self.weight = torch.nn.functional.pad(p.weight_d, (0, 0, 0, 1))
@@ -118,29 +122,17 @@ class _GatedStep:
         """h and c before step t."""
         return (self.p.h[t - 1], self.p.c[t - 1]) if t else (self.p.h0, self.p.c0)
 
-    def _gate_major(self, rows: Tensor) -> Tensor:
-        """Views [B, 4 H] as [4, B, H]."""
-        return rows.unflatten(-1, (4, -1)).transpose(0, 1)
-
-    def _embeddings(self, t: int) -> Tensor:
-        """Returns z of a step by kind, with a column of ones appended, [12, B, Z + 1]."""
-        self.z[..., :-1].copy_(self._by_kind(self.p.z[t]))
-        return self.z
-
-    def _by_kind(self, z: Tensor) -> Tensor:
-        """Views [B, 12 Z] as [12, B, Z]."""
-        return z.unflatten(-1, (12, -1)).transpose(0, 1)
-
     def _gates(self, t: int) -> tuple[Tensor, tuple | None]:
         """Returns i, f, g, o [4, B, H], and what the backward of their normalisation needs."""
         p, a = self.p, self.a
-        u = self._gate_major(p.u[t])
+        u = _by_block(p.u[t])
         if p.weight_d is None:
             a.copy_(u)
         else:
-            torch.bmm(self._embeddings(t), self.weight, out=self.d)
+            self.z[..., :-1].copy_(_by_block(p.z[t], 12))
+            torch.bmm(self.z, self.weight, out=self.d)
             d_h, d_x, _ = self.d.chunk(3)
-            a.addcmul_(d_x, self._gate_major(p.gx[t]).to(self.dtype)).addcmul_(d_h, u.to(self.dtype))
+            a.addcmul_(d_x, _by_block(p.gx[t]).to(self.dtype)).addcmul_(d_h, u.to(self.dtype))
         gates, norms = a, None
         if not self.normalised:
             a[1].add_(p.forget_bias)
@@ -194,11 +186,11 @@ class _GatedStep:
     def _spread(self, t: int, da: Tensor) -> None:
         """Computes the gradients of the summands from that of the gates' sums, [4, B, H]."""
         p, grads = self.p, self.grads
-        du = self._gate_major(grads.du[t % len(grads.du)])
+        du = _by_block(grads.du[t % len(grads.du)])
         if p.weight_d is None:
             du.copy_(da)
             return
-        u, gx, dgx = (self._gate_major(rows) for rows in (p.u[t], p.gx[t], grads.dgx[t]))
+        u, gx, dgx = (_by_block(rows) for rows in (p.u[t], p.gx[t], grads.dgx[t]))
         d_h, d_x, _ = self.d.chunk(3)
         torch.mul(da, d_h, out=du)
         torch.mul(da, d_x, out=dgx)
@@ -206,16 +198,11 @@ class _GatedStep:
         torch.mul(da, gx.to(self.dtype), out=self.dd[4:8])
         # The last third of dd is da itself, see __init__; ``_gates`` has filled z for this step.
         self.dweight.baddbmm_(self.z.transpose(1, 2), self.dd)
-        self._by_kind(grads.dz[t]).copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
+        _by_block(grads.dz[t], 12).copy_(torch.bmm(self.dd, p.weight_d.transpose(1, 2)))
         if t == 0:
             # The last step of the backward pass.
             grads.dweight_d[0].add_(self.dweight[:, :-1])
             self._add(8, self.dweight[8:, -1])
-
-
-def highway(p: Highway, grads: HighwayGradients | None) -> Callable[[int], None]:
-    """Returns a function that runs one layer of a time step, number ``t L + l``, backward with gradients."""
-    return _HighwayStep(p, None).forward if grads is None else _HighwayStep(p, grads).backward
 
 
 class _HighwayStep:
@@ -287,9 +274,10 @@ class _HighwayStep:
         u = self.p.u[layer, t].to(self.dtype)
         return u if layer else u + self.p.gx[t]
 
-    def _scaling(self, t: int, layer: int) -> Tensor:
-        """Returns z with its bias, the same for both halves, [B, 1, H]."""
-        return (self.p.z[layer, t] + self.p.bias_z[layer]).unsqueeze(1)
+    def _scale(self, halves: Tensor, t: int, layer: int) -> Tensor:
+        """Multiplies both halves by z with its bias."""
+        scale = (self.p.z[layer, t] + self.p.bias_z[layer]).unsqueeze(1)
+        return (halves.unflatten(-1, (2, -1)) * scale).flatten(-2)
 
     def _bias(self, t: int, layer: int) -> Tensor:
         """Returns the bias, one for each row or one for all."""
@@ -305,7 +293,7 @@ class _HighwayStep:
         """Returns tanh of the first half of the sums and sigmoid of the second."""
         a = self._products(t, layer)
         if self.p.z is not None:
-            a = (a.unflatten(-1, (2, -1)) * self._scaling(t, layer)).flatten(-2)
+            a = self._scale(a, t, layer)
         h, gate = (a + self._bias(t, layer)).chunk(2, dim=-1)
         return torch.tanh(h), torch.sigmoid(gate)
 
@@ -326,15 +314,18 @@ class _HighwayStep:
             grads.sums[0, self.L * width : (self.L + 1) * width] += da.sum(0)
         du = da
         if p.z is not None:
-            halves = da.unflatten(-1, (2, -1))
-            products = self._products(t, layer).unflatten(-1, (2, -1))
-            dz = (halves * products).sum(1)
+            dz = (da * self._products(t, layer)).unflatten(-1, (2, -1)).sum(1)
             grads.dz[layer, t % grads.dz.shape[1]].copy_(dz)
             grads.sums[0, (self.L + 1) * width :].view(-1, H)[layer] += dz.sum(0)
-            du = (halves * self._scaling(t, layer)).flatten(-2)
+            du = self._scale(da, t, layer)
         grads.du[layer, t % grads.du.shape[1]].copy_(du)
         if layer == 0:
             grads.dgx[t].copy_(du)
+
+
+def _by_block(rows: Tensor, blocks: int = 4) -> Tensor:
+    """Views rows of blocks side by side, [B, K X], as [K, B, X]: gates, or the kinds of embeddings."""
+    return rows.unflatten(-1, (blocks, -1)).transpose(0, 1)
 
 
 def _normalise(x: Tensor, gain: Tensor | None, shift: Tensor | None, epsilon: float) -> tuple[Tensor, tuple]:

@@ -139,13 +139,6 @@ class Recordings:
                 return self.kept[key](values)
         return call(values)
 
-    def change(self, limit: int, share: float) -> None:
-        """Changes the limits; drops all recordings if they exceed the new ones."""
-        with self.lock:
-            self.limit, self.share = limit, share
-            if len(self.kept) > limit or self.size > share * self.memory():
-                self._let_go()
-
     def _met(self, key: Hashable) -> bool:
         """Whether this call was seen before; remembers it."""
         known = key in self.met
@@ -159,14 +152,11 @@ class Recordings:
         """Whether one more recording may be made. After many refusals, all others are dropped for it."""
         if len(self.kept) < self.limit and self.size < self.share * self.memory():
             return True
+        self.refused += 1
         if not self.told:
             self.told = True
-            logger.info(
-                "the limit of CUDA graphs is reached (%d graphs, %.1f GB); other calls run without graphs",
-                len(self.kept),
-                self.size / 1e9,
-            )
-        self.refused += 1
+            note = "the limit of CUDA graphs is reached (%d graphs, %.1f GB); other calls run without graphs"
+            logger.info(note, len(self.kept), self.size / 1e9)
         if self.refused < self.patience:
             return False
         worthwhile = self.replays < self.refused
@@ -283,13 +273,16 @@ _inner = threading.local()
 
 @contextlib.contextmanager
 def keeping(limit: int, share: float) -> Iterator[None]:
-    """Changes the limits of recordings inside a ``with`` block, where many shapes come back in turn."""
+    """Changes the limits of recordings inside a ``with`` block, where many shapes come back; at its end all
+    are dropped."""
     before = _recordings.limit, _recordings.share
-    _recordings.change(limit, share)
+    _recordings.limit, _recordings.share = limit, share
     try:
         yield
     finally:
-        _recordings.change(*before)
+        with _recordings.lock:
+            _recordings.limit, _recordings.share = before
+            _recordings._let_go()
 
 
 def applies(device: torch.device) -> bool:

@@ -7,35 +7,26 @@ from torch import Tensor
 
 from rhhn_fairseq.ops import native, triton
 from rhhn_fairseq.ops.backends import Plan, aten
-from rhhn_fairseq.ops.buffers import Gated, GatedGradients, Highway, HighwayGradients
+from rhhn_fairseq.ops.buffers import Buffers, Gradients
 
 IMPLEMENTATIONS = {"native": native, "aten": aten, "triton": triton}
 
 
-def gated(plan: Plan, buffers: Gated, gradients: GatedGradients | None = None) -> Callable[[int], None]:
-    """Returns a function that runs one step of ``buffers``, backward with gradients."""
-    return IMPLEMENTATIONS[plan.backend].gated(buffers, gradients)
-
-
-def highway(plan: Plan, buffers: Highway, gradients: HighwayGradients | None = None) -> Callable[[int], None]:
-    """Returns a function that runs one layer of a time step, number ``t L + l``, backward with gradients."""
-    return IMPLEMENTATIONS[plan.backend].highway(buffers, gradients)
+def step(plan: Plan, buffers: Buffers, gradients: Gradients | None = None) -> Callable[[int], None]:
+    """Returns a function that runs one step of ``buffers``, backward with gradients; of a highway one layer
+    of a time step, number ``t L + l``."""
+    return IMPLEMENTATIONS[plan.backend].step(buffers, gradients)
 
 
 def many_steps(
-    plan: Plan,
-    buffers: Gated | Highway,
-    gradients: GatedGradients | HighwayGradients | None,
-    weights: Sequence[Tensor],
-    gal: Tensor | None,
-    share: Tensor | None,
+    plan: Plan, buffers: Buffers, gradients: Gradients | None, weights: Sequence[Tensor]
 ) -> Callable[[int, int], None] | None:
     """Returns a function that runs some time steps in one call, with their products, or None if there is
     none; see ``native.many_steps``."""
     T, B = buffers.u.shape[-3:-1]
     if not plan.fits_one_call(T, B, sum(weight.numel() for weight in weights), buffers.u.dtype):
         return None
-    return native.many_steps(buffers, gradients, weights, gal, share)
+    return native.many_steps(buffers, gradients, weights)
 
 
 def gradient_sums(plan: Plan, shape: Sequence[int], like: Tensor) -> Tensor:

@@ -47,22 +47,14 @@ class Biases(NamedTuple):
 
 
 class HighwayMasks(NamedTuple):
-    """Padding and noise of a pass; every field is optional.
+    """Padding and noise of a pass; every field is optional, see ``buffers.Highway``."""
 
-    Attributes:
-        real: [T, B], true at real positions. first: [T, B], where layer 0 leaves its bias out.
-        gal: scaled mask on the state, [B, H]. keep: kept units of the transform gates, [T, B, L H].
-        zone: units that keep their value, [T, B, H].
-        s_share: [T], factors of the gradient of s through W_0.
-        resets: [T, B], where the state starts anew.
-    """
-
-    real: Tensor | None = None
+    mask: Tensor | None = None
     first: Tensor | None = None
     gal: Tensor | None = None
     keep: Tensor | None = None
     zone: Tensor | None = None
-    s_share: Tensor | None = None
+    share: Tensor | None = None
     resets: Tensor | None = None
 
 
@@ -165,31 +157,25 @@ def highway_op(
         outputs; the last state; and for the backward pass u, the states after all layers, the same in the
         type of the operands if that differs, and z without its bias.
     """
-    (T, B, width), L, masks, how = (
-        gx.shape,
-        len(weights),
-        HighwayMasks(*masks),
-        plan_named(plan),
-    )
+    (T, B, width), L, how = gx.shape, len(weights), plan_named(plan)
     H = width // 2
     u, s = gx.new_empty(L, T, B, width), s0.new_empty(L, T, B, H)
-    numbers = HighwayNumbers(*numbers)
     buffers = _make_buffers(
-        (u, gx, s0, s),
-        Biases(*biases),
+        biases,
         masks,
         numbers,
-        hypervectors(hyper, s.shape, how.gemm),
-        None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H),
-        gx.new_empty(T, B, L * H if numbers.trace else H),
+        u=u,
+        gx=gx,
+        s0=s0,
+        s=s,
+        z=hypervectors(hyper, s.shape, how.gemm),
+        o=None if gx.dtype == s0.dtype else gx.new_empty(L, T, B, H),
+        y=gx.new_empty(T, B, L * H if HighwayNumbers(*numbers).trace else H),
     )
-    products = make_products(buffers, weights, hyper, masks.gal, how.gemm)
-    run = None
-    if products.plain:
-        run = pointwise.many_steps(how, buffers, None, weights, masks.gal, None)
-    if run is None:
-        run = _forward_steps(buffers, products, masks.gal, how)
-    resets = Resets(masks.resets)
+    products = make_products(buffers, weights, hyper, how.gemm)
+    run = pointwise.many_steps(how, buffers, None, weights) if products.plain else None
+    run = run or _forward_steps(buffers, products, how)
+    resets = Resets(buffers.resets)
     states = [s[-1]] if buffers.o is None else [s[-1], buffers.o[-1]]
     for start in range(0, T, products.forward_steps):
         products.begin_block(start)
@@ -198,11 +184,15 @@ def highway_op(
     return buffers.y, s[-1, -1].clone(), u, s, o, z
 
 
-def _forward_steps(
-    buffers: Highway, products: Products, gal: Tensor | None, plan: Plan
-) -> Callable[[int, int], None]:
+def _make_buffers(biases: Sequence, masks: Sequence, numbers: Sequence[float], **sequence: Any) -> Highway:
+    """Returns the buffers of a pass; see ``buffers.Highway`` for the names."""
+    further = Biases(*biases)._asdict() | HighwayMasks(*masks)._asdict() | HighwayNumbers(*numbers)._asdict()
+    return Highway(**sequence, **further)
+
+
+def _forward_steps(buffers: Highway, products: Products, plan: Plan) -> Callable[[int, int], None]:
     """Returns a function that runs some steps forward, with a product and a call for each layer."""
-    step = pointwise.highway(plan, buffers)
+    step, gal = pointwise.step(plan, buffers), buffers.gal
     u = [of_layer.unbind(0) for of_layer in buffers.u.unbind(0)]
     states = [of_layer.unbind(0) for of_layer in buffers.operands]
 
@@ -215,40 +205,6 @@ def _forward_steps(
                 read = of_layer[t]
 
     return run
-
-
-def _make_buffers(
-    sequence: Sequence[Tensor],
-    biases: Biases,
-    masks: HighwayMasks,
-    numbers: HighwayNumbers,
-    z: Any,
-    o: Tensor | None,
-    y: Any = None,
-) -> Highway:
-    """Returns the buffers that forward and backward share; see ``buffers.Highway`` for the names.
-
-    Args:
-        sequence: u, gx, s0 and s.
-    """
-    u, gx, s0, s = sequence
-    return Highway(
-        u=u,
-        gx=gx,
-        s0=s0,
-        s=s,
-        z=z,
-        o=o,
-        y=y,
-        **biases._asdict(),
-        first=masks.first,
-        mask=masks.real,
-        keep=masks.keep,
-        zone=masks.zone,
-        keep_scale=numbers.keep_scale,
-        zone_rate=numbers.zone_rate,
-        trace=numbers.trace != 0,
-    )
 
 
 @torch.library.register_fake(highway_op)
@@ -284,10 +240,10 @@ def highway_backward(
         gradients of gx, s0, the weights, the biases, and the tensors of ``hyper``.
     """
     (dy, ds_last), (u, s, o, z) = gradients, kept
-    (L, T, B, H), masks, how = s.shape, HighwayMasks(*masks), plan_named(plan)
+    (L, T, B, H), how = s.shape, plan_named(plan)
     z_kept, o_kept = (tensor if tensor.numel() else None for tensor in (z, o))
-    buffers = _make_buffers((u, gx, s0, s), Biases(*biases), masks, HighwayNumbers(*numbers), z_kept, o_kept)
-    products = make_products(buffers, weights, hyper, masks.gal, how.gemm)
+    buffers = _make_buffers(biases, masks, numbers, u=u, gx=gx, s0=s0, s=s, z=z_kept, o=o_kept)
+    products = make_products(buffers, weights, hyper, how.gemm)
     steps = products.steps
     grads = HighwayGradients(
         dy=None if dy is None else dy.contiguous(),
@@ -300,12 +256,9 @@ def highway_backward(
         dz=UNSET if z_kept is None else z.new_empty(L, steps, B, H),
     )
     products.start_backward(grads)
-    run = None
-    if products.plain:
-        run = pointwise.many_steps(how, buffers, grads, weights, masks.gal, masks.s_share)
-    if run is None:
-        run = _backward_steps(buffers, grads, products, masks, how)
-    resets = Resets(masks.resets)
+    run = pointwise.many_steps(how, buffers, grads, weights) if products.plain else None
+    run = run or _backward_steps(buffers, grads, products, how)
+    resets = Resets(buffers.resets)
     for start in reversed(range(0, T, steps)):
         products.begin_block(start)
         resets.backward(run, start, min(start + steps, T), (grads.ds, grads.ds_direct))
@@ -318,23 +271,25 @@ def highway_backward(
 
 
 def _backward_steps(
-    buffers: Highway, grads: HighwayGradients, products: Products, masks: HighwayMasks, plan: Plan
+    buffers: Highway, grads: HighwayGradients, products: Products, plan: Plan
 ) -> Callable[[int, int], None]:
     """Returns a function that runs some steps backward, with a call and a product for each layer."""
-    L, step = len(buffers.s), pointwise.highway(plan, buffers, grads)
+    L, step = len(buffers.s), pointwise.step(plan, buffers, grads)
 
     def run(start: int, stop: int) -> None:
         for t in reversed(range(start, stop)):
             for layer in reversed(range(L)):
                 step(t * L + layer)
                 products.multiply_backward(layer, t)
-                through_recurrence(grads.ds, masks.gal, None if layer else masks.s_share, t)
+                through_recurrence(grads.ds, buffers.gal, None if layer else buffers.share, t)
 
     return run
 
 
-def _keep(inputs, output):
-    return inputs, output[2:]
-
-
-differentiate(highway_op, highway_backward, outputs=2, differentiable=5, keep=_keep)
+differentiate(
+    highway_op,
+    highway_backward,
+    outputs=2,
+    differentiable=5,
+    keep=lambda inputs, output: (inputs, output[2:]),
+)

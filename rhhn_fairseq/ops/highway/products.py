@@ -21,13 +21,11 @@ BLOCK_ROWS = 256
 """Rows d B K of a block. With 512, d = 4 took 2 % less time and a fifth more memory."""
 
 
-def make_products(
-    p: Highway, weights: Sequence[Tensor], hyper: Sequence[Tensor], gal: Tensor | None, gemm: str
-) -> "Products":
+def make_products(p: Highway, weights: Sequence[Tensor], hyper: Sequence[Tensor], gemm: str) -> "Products":
     """Returns the products of a highway; ``hyper`` decides which kind."""
     if is_rank_scaled(hyper, len(weights)):
-        return RankScaledProducts(p, weights, hyper, gal, gemm)
-    return (ScaledProducts if hyper else Products)(p, weights, hyper, gal, gemm)
+        return RankScaledProducts(p, weights, hyper, gemm)
+    return (ScaledProducts if hyper else Products)(p, weights, hyper, gemm)
 
 
 def is_rank_scaled(hyper: Sequence[Tensor], layers: int) -> bool:
@@ -59,7 +57,6 @@ class Products:
     Args:
         p: buffers of the pass. weights: W_l [H, 2 H] for each layer.
         hyper: as for ``highway``.
-        gal: scaled mask on the inputs of the matrices, [B, H], or None.
         gemm: implementation of the products, one of ``policy.GEMMS``.
 
     Attributes:
@@ -69,15 +66,8 @@ class Products:
 
     plain = True
 
-    def __init__(
-        self,
-        p: Highway,
-        weights: Sequence[Tensor],
-        hyper: Sequence[Tensor],
-        gal: Tensor | None,
-        gemm: str,
-    ):
-        self.p, self.weights, self.gal, self.gemm = p, weights, gal, gemm
+    def __init__(self, p: Highway, weights: Sequence[Tensor], hyper: Sequence[Tensor], gemm: str):
+        self.p, self.weights, self.gal, self.gemm = p, weights, p.gal, gemm
         self.L, self.T, self.B, self.H = p.s.shape
         self.forward_steps, self.steps = self.T, block_steps(self.T, self.B, p.u.dtype, p.s.dtype)
         self.rows = self.B
@@ -140,8 +130,8 @@ class ScaledProducts(Products):
         hyper: states of the hypernetwork [T, B, L N], and weight_z [L, N, H], which maps them to z.
     """
 
-    def __init__(self, p, weights, hyper, gal, gemm):
-        super().__init__(p, weights, hyper, gal, gemm)
+    def __init__(self, p, weights, hyper, gemm):
+        super().__init__(p, weights, hyper, gemm)
         states, self.weight_z = hyper
         self.hyper_TBLN = states.unflatten(-1, (self.L, -1))
 
@@ -174,8 +164,8 @@ class RankScaledProducts(Products):
 
     plain = False
 
-    def __init__(self, p, weights, hyper, gal, gemm):
-        super().__init__(p, weights, hyper, gal, gemm)
+    def __init__(self, p, weights, hyper, gemm):
+        super().__init__(p, weights, hyper, gemm)
         states, self.map_v = hyper
         self.hyper_TBLN = states.unflatten(-1, (self.L, -1))
         self.V = self.map_v.shape[-1] // self.H

@@ -17,7 +17,14 @@ from torch import Tensor
 from rhhn_fairseq.ops import native
 from rhhn_fairseq.ops.backends import Plan, graphs, plan_named
 from rhhn_fairseq.ops.buffers import state_dtype
-from rhhn_fairseq.ops.hyper_lstm.passes import Backward, Forward, Kept, Weights, make_both_buffers, make_gates
+from rhhn_fairseq.ops.hyper_lstm.passes import (
+    Kept,
+    Weights,
+    forward_steps,
+    make_both_buffers,
+    make_gates,
+    run_backward,
+)
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.lstm import GatedMasks, GatedNumbers, cast
 from rhhn_fairseq.ops.sequence import Resets
@@ -32,7 +39,7 @@ def hyper_lstm(
     numbers: GatedNumbers,
     previous: bool,
     plan: Plan,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
     """Runs a HyperLSTM over a sequence.
 
     Args:
@@ -43,14 +50,15 @@ def hyper_lstm(
         previous: whether z comes from the hypernetwork's state of the previous step.
 
     Returns:
-        outputs [T, B, H], and the last state in the types of ``state``.
+        outputs [T, B, H]; the last state in the types of ``state``; and without a gradient the hypernetwork's
+        states that z was computed from, [T, B, N].
     """
     (gx, g_hyper), (h0, c0, e0, k0) = g, state
     dtype, wide = gx.dtype, state_dtype(gx.dtype)
     given = list(weights[:-1])
     if weights.weight_r is not None:
         given.append(weights.weight_r)
-    y, h, c, e, k, *_ = hyper_lstm_op(
+    y, h, c, e, k, *kept = hyper_lstm_op(
         [gx.contiguous(), g_hyper.contiguous()],
         cast((h0, c0, e0, k0), (dtype, wide, dtype, wide)),
         cast(given, (*(dtype,) * 5, *(wide,) * (len(given) - 5))),
@@ -60,7 +68,11 @@ def hyper_lstm(
         previous,
         plan.name,
     )
-    return y, (h.to(h0.dtype), c.to(c0.dtype), e.to(e0.dtype), k.to(k0.dtype))
+    *_, of_hyper, _, _, read = kept
+    if previous:
+        read = torch.cat((e0.to(dtype).unsqueeze(0), of_hyper[:-1]))
+    read = read if read.numel() else of_hyper
+    return y, (h.to(h0.dtype), c.to(c0.dtype), e.to(e0.dtype), k.to(k0.dtype)), read
 
 
 @operation("rhhn::hyper_lstm", graphs.captured)
@@ -85,7 +97,7 @@ def hyper_lstm_op(
     masks, how, rows = GatedMasks(*masks), plan_named(plan), gx.new_empty
     (T, B, _), H, N = gx.shape, h0.shape[-1], e0.shape[-1]
     y = rows(T, B, H)
-    h = y if masks.real is None else torch.empty_like(y)
+    h = y if masks.mask is None else torch.empty_like(y)
     c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
     of_both = rows(T, B, 4 * (H + N)), h, c, rows(T, B, 4 * N), rows(T, B, N), k, rows(T, B, len(w.bias_z))
     kept = Kept(*of_both, rows(0))
@@ -104,13 +116,13 @@ def hyper_lstm_op(
         panels = []
         for matrix in (merged, w.weight_e, w.weight_z):
             panels.append(native.pack([matrix], "forward"))
-        vectors = w.bias_z, g_hyper, masks.gal, None
+        vectors = w.bias_z, g_hyper
         run = native.hyper_lstm_sequence((main, None), (hyper, None), panels, vectors, previous)
     else:
-        run = Forward(kept, w, merged, previous, how, gates).steps(main, hyper, g_hyper, masks.gal)
+        run = forward_steps(kept, w, merged, previous, how, gates, main, hyper, g_hyper)
     Resets(masks.resets).forward(run, 0, T, (h, c, kept.e, k))
     last = h[-1].clone(), c[-1].clone(), kept.e[-1].clone(), k[-1].clone()
-    kept = kept._replace(h=h if masks.real is not None else rows(0), read=rows(0) if e is None else e)
+    kept = kept._replace(h=h if masks.mask is not None else rows(0), read=rows(0) if e is None else e)
     return y, *last, *kept
 
 
@@ -149,9 +161,8 @@ def hyper_lstm_backward(
     Returns:
         gradients of gx, g_hyper, h0, c0, e0, k0, the weights and norms.
     """
-    (gx, _), w, how = g, Weights(*weights), plan_named(plan)
-    backward = Backward(Kept(*kept), gx, state, w, previous, how)
-    return backward.run(gradients, norms, GatedMasks(*masks), GatedNumbers(*numbers))
+    groups = state, Weights(*weights), norms, GatedMasks(*masks), GatedNumbers(*numbers)
+    return run_backward(gradients, Kept(*kept), g[0], *groups, previous, plan_named(plan))
 
 
 def _keep(inputs, output):

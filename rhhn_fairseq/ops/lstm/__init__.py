@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops import native
 from rhhn_fairseq.ops.backends import Plan, graphs, plan_named, pointwise
 from rhhn_fairseq.ops.buffers import Gated, GatedGradients, state_dtype
 from rhhn_fairseq.ops.library import differentiate, operation
 from rhhn_fairseq.ops.loop import Noise
-from rhhn_fairseq.ops.matmul.gemm import PackedWeight, affine
+from rhhn_fairseq.ops.matmul.gemm import PackedWeight
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 from rhhn_fairseq.ops.sequence import (
     Resets,
@@ -52,23 +51,15 @@ class GatedNumbers(NamedTuple):
 
 
 class GatedMasks(NamedTuple):
-    """Padding and noise of a pass; every field is optional.
+    """Padding and noise of a pass; every field is optional, see ``buffers.Gated``."""
 
-    Attributes:
-        real: [T, B], true at real positions.
-        gal: scaled mask on the state, [B, H]. keep: kept units of the update, [T or 1, B, H].
-        zone_h, zone_c: units that keep their value, [T, B, H].
-        h_share, c_share: [T], factors of the gradients through h and c.
-        resets: [T, B], where the state starts anew; then there is a mask too.
-    """
-
-    real: Tensor | None = None
+    mask: Tensor | None = None
     gal: Tensor | None = None
     keep: Tensor | None = None
     zone_h: Tensor | None = None
     zone_c: Tensor | None = None
-    h_share: Tensor | None = None
-    c_share: Tensor | None = None
+    share: Tensor | None = None
+    c_scale: Tensor | None = None
     resets: Tensor | None = None
 
 
@@ -139,21 +130,6 @@ def cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tenso
     return result
 
 
-def lstm_step(
-    g_BG: Tensor, state: tuple[Tensor, Tensor], weight: Tensor, forget_bias: float
-) -> tuple[Tensor, Tensor]:
-    """Runs one step of a plain LSTM with few-row products and compiled gates, without a gradient.
-
-    Args:
-        g_BG: x W_x + b [B, 4 H]. state: h and c [B, H]. weight: W_h [H, 4 H]. All float32 on the CPU.
-
-    Returns:
-        the new h and c.
-    """
-    h, c = state
-    return native.lstm_gates(affine(h, weight, g_BG), c, forget_bias)
-
-
 @operation("rhhn::lstm", graphs.captured)
 def lstm_op(
     g: Tensor,
@@ -174,13 +150,13 @@ def lstm_op(
     (h0, c0), masks, how = state, GatedMasks(*masks), plan_named(plan)
     (T, B, _), H = g.shape, h0.shape[-1]
     y, u = g.new_empty(T, B, H), torch.empty_like(g)
-    h = y if masks.real is None else torch.empty_like(y)
+    h = y if masks.mask is None else torch.empty_like(y)
     c = c0.new_empty(T, B, H)
-    further = {"gx": g} if masks.real is None else {"gx": g, "y": y}
+    further = {"gx": g} if masks.mask is None else {"gx": g, "y": y}
     buffers = make_buffers((u, h, c), state, norm, masks, GatedNumbers(*numbers), **further)
-    run = pointwise.many_steps(how, buffers, None, [weight], masks.gal, None)
+    run = pointwise.many_steps(how, buffers, None, [weight])
     if run is None:
-        step = pointwise.gated(how, buffers)
+        step = pointwise.step(how, buffers)
         recurrent = PackedWeight(weight, T, B, how.gemm)
         rows = list(zip(g.unbind(0), u.unbind(0), previous_states(h0, h), strict=True))
 
@@ -191,7 +167,7 @@ def lstm_op(
                 step(t)
 
     Resets(masks.resets).forward(run, 0, T, (h, c))
-    return y, h[-1].clone(), c[-1].clone(), u, c, (g.new_empty(0) if masks.real is None else h)
+    return y, h[-1].clone(), c[-1].clone(), u, c, (g.new_empty(0) if masks.mask is None else h)
 
 
 def make_buffers(
@@ -210,21 +186,8 @@ def make_buffers(
     (u, h, c), (h0, c0) = sequence, state
     if norm:
         further |= dict(zip(("gate_gain", "gate_shift", "c_gain", "c_shift"), norm, strict=True))
-    return Gated(
-        u=u,
-        h0=h0,
-        c0=c0,
-        h=h,
-        c=c,
-        epsilon=LAYER_NORM_EPS,
-        mask=masks.real,
-        keep=masks.keep,
-        zone_h=masks.zone_h,
-        zone_c=masks.zone_c,
-        c_scale=masks.c_share,
-        **numbers._asdict(),
-        **further,
-    )
+    further |= masks._asdict() | numbers._asdict()
+    return Gated(u=u, h0=h0, c0=c0, h=h, c=c, epsilon=LAYER_NORM_EPS, **further)
 
 
 @torch.library.register_fake(lstm_op)
@@ -255,13 +218,13 @@ def lstm_backward(
     Returns:
         gradients of g, h0, c0, weight and norm.
     """
-    (dy, *last), masks, how = gradients, GatedMasks(*masks), plan_named(plan)
-    buffers = make_buffers((u, *kept), state, norm, masks, GatedNumbers(*numbers))
+    (dy, *last), how = gradients, plan_named(plan)
+    buffers = make_buffers((u, *kept), state, norm, GatedMasks(*masks), GatedNumbers(*numbers))
     T, B, _ = buffers.c.shape
     grads = make_gradients(how, buffers, dy, last, torch.empty_like(u))
-    run = pointwise.many_steps(how, buffers, grads, [weight], masks.gal, masks.h_share)
+    run = pointwise.many_steps(how, buffers, grads, [weight])
     if run is None:
-        step = pointwise.gated(how, buffers, grads)
+        step = pointwise.step(how, buffers, grads)
         recurrent = PackedWeight(weight, T, B, how.gemm, transpose=True)
         du = grads.du.unbind(0)
 
@@ -269,10 +232,10 @@ def lstm_backward(
             for t in reversed(range(start, stop)):
                 step(t)
                 recurrent.product(du[t], grads.dh)
-                through_recurrence(grads.dh, masks.gal, masks.h_share, t)
+                through_recurrence(grads.dh, buffers.gal, buffers.share, t)
 
-    Resets(masks.resets).backward(run, 0, T, (grads.dh, grads.dh_direct, grads.dc))
-    dweight = weight_gradient(operand_blocks(buffers.h0, buffers.h, masks.gal), grads.du, how.gemm)
+    Resets(buffers.resets).backward(run, 0, T, (grads.dh, grads.dh_direct, grads.dc))
+    dweight = weight_gradient(operand_blocks(buffers.h0, buffers.h, buffers.gal), grads.du, how.gemm)
     _, *dnorm = split_sums(grads)
     return [grads.du, state_gradient(grads), grads.dc, dweight, *(dnorm if norm else ())]
 

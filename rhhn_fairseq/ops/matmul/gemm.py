@@ -122,11 +122,6 @@ def check_policy() -> None:
         raise UsageError("RHHN_MATMUL=native needs the compiled kernels and a processor with AVX2")
 
 
-def available() -> list[str]:
-    """Returns those of ``policy.GEMMS`` that this machine can run."""
-    return [name for name in policy.GEMMS if name == "torch" or native.multiplies()]
-
-
 @functools.cache
 def preferred(asked: str | None) -> str:
     """Returns the implementation of large float32 products on this processor; logs it once."""

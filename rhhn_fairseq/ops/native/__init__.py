@@ -8,18 +8,12 @@ addresses of its buffers once, and then the number of each step.
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops.buffers import (
-    Energy,
-    EnergyGradients,
-    Gated,
-    GatedGradients,
-    Highway,
-    HighwayGradients,
-)
+from rhhn_fairseq.ops.buffers import Buffers, Gated, GatedGradients, Gradients, Highway
 from rhhn_fairseq.ops.native.build import (
     DTYPES,
     IS_BUILT,
@@ -38,8 +32,6 @@ from rhhn_fairseq.ops.native.build import (
 
 __all__ = ["DTYPES", "IS_BUILT", "library", "multiplies", "runs_sequences"]
 
-Gradients = GatedGradients | HighwayGradients | EnergyGradients
-
 SHARED = 1 << 19
 """Multiplications from which threads share a product."""
 
@@ -48,11 +40,9 @@ FEW_ROWS = range(2, 9)
 
 
 def many_steps(
-    buffers: Gated | Highway,
+    buffers: Buffers,
     gradients: Gradients | None,
     weights: Sequence[Tensor],
-    gal: Tensor | None,
-    share: Tensor | None,
 ) -> Callable[[int, int], None]:
     """Returns a function that runs some steps, with their products: of an LSTM without a hypernetwork, or all
     layers of a highway.
@@ -61,8 +51,6 @@ def many_steps(
         buffers: of the steps. An LSTM's ``gx`` is what the products are added to.
         gradients: for the backward pass; None runs forward.
         weights: the recurrent matrix of each layer, [H, 4 H] or [H, 2 H].
-        gal: scaled mask on the state, [B, H]; None for no dropout.
-        share: [T], factors of the gradient of the state through the first layer's matrix; None for one.
 
     Returns:
         A function of the first step and of the step after the last.
@@ -70,15 +58,17 @@ def many_steps(
     kind, direction = "lstm" if isinstance(buffers, Gated) else "highway", direction_of(gradients)
     call = _bind(f"{kind}_sequence_{direction}", buffers, gradients)
     panels = pack(weights, direction)
-    gal_at, share_at = (None if tensor is None else _address("", tensor) for tensor in (gal, share))
-    recurrence = RecurrenceStruct(panels.data_ptr(), gal_at, share_at)
+    recurrence = RecurrenceStruct(panels.data_ptr())
+    for name in ("gal", "share"):
+        if (tensor := getattr(buffers, name)) is not None:
+            setattr(recurrence, name, _address(name, tensor))
 
     def run(start: int, stop: int) -> None:
         recurrence.start, recurrence.stop = start, stop
         call(ctypes.addressof(recurrence))
 
     # An address keeps nothing alive; what it points to must live as long as the function.
-    run.holds = (panels, gal, share)  # type: ignore[attr-defined]  # Functions have no declared attributes.
+    run.holds = panels  # type: ignore[attr-defined]  # Functions have no declared attributes.
     return run
 
 
@@ -86,7 +76,7 @@ def hyper_lstm_sequence(
     main: tuple[Gated, GatedGradients | None],
     hyper: tuple[Gated, GatedGradients | None],
     panels: Sequence[Tensor],
-    vectors: Sequence[Tensor | None],
+    vectors: Sequence[Tensor],
     previous: bool,
 ) -> Callable[[int, int], None]:
     """Does the same as ``many_steps`` for a HyperLSTM; see ``hyper_lstm.hyper_lstm`` for the names.
@@ -96,13 +86,14 @@ def hyper_lstm_sequence(
             network's rows of u and du continue with the hypernetwork's products of h and their gradients.
         panels: both matrices of h side by side, [H, 4 (H + N)], weight_e and weight_z, each packed by
             ``pack`` for this direction.
-        vectors: bias_z [12 Z], g_hyper [T, B, 4 N] with which the hypernetwork's sums begin, gal and share.
-            The first two may be None in the backward pass, which does not need them.
+        vectors: bias_z [12 Z] and g_hyper [T, B, 4 N], with which the hypernetwork's sums begin; empty for
+            the backward pass.
     """
     recurrence = HyperRecurrenceStruct(previous)
     for name, tensor in zip(("weight", "weight_e", "weight_z"), panels, strict=True):
         setattr(recurrence, name, tensor.data_ptr())
-    for name, vector in zip(("bias_z", "g_hyper", "gal", "share"), vectors, strict=True):
+    named = dict(zip(("bias_z", "g_hyper"), vectors, strict=False))
+    for name, vector in (named | {"gal": main[0].gal, "share": main[0].share}).items():
         setattr(recurrence, name, None if vector is None else _address(name, vector))
     first, second = _arguments(*main), _arguments(*hyper)
     direction = "forward" if main[1] is None else "backward"
@@ -137,13 +128,16 @@ def pack_if_faster(w: Tensor) -> Tensor | None:
     return None if compiled().stays(*w.stride()) else pack([w], "forward")
 
 
-def gated(buffers: Gated, gradients: GatedGradients | None) -> Callable[[int], None]:
-    """Returns a function that runs one step of ``buffers``, backward with gradients."""
-    name = "lstm" if buffers.weight_d is None else "hyper_lstm"
+def step(buffers: Buffers, gradients: Gradients | None) -> Callable[[int], None]:
+    """Returns a function that runs one step of ``buffers``, or of a highway one layer; backward with
+    gradients."""
+    name = "highway"
+    if isinstance(buffers, Gated):
+        name = "lstm" if buffers.weight_d is None else "hyper_lstm"
     return _bind(f"{name}_{direction_of(gradients)}_{DTYPES[buffers.u.dtype]}", buffers, gradients)
 
 
-def _gated_sizes(buffers: Gated, gradients: GatedGradients | None) -> dict[str, int]:
+def _gated_sizes(buffers: Gated, gradients: Gradients | None) -> dict[str, int]:
     T, B, H = buffers.c.shape
     keep = buffers.keep
     return dict(
@@ -160,12 +154,7 @@ def _gated_sizes(buffers: Gated, gradients: GatedGradients | None) -> dict[str, 
     )
 
 
-def highway(buffers: Highway, gradients: HighwayGradients | None) -> Callable[[int], None]:
-    """Returns a function that runs one layer of a time step, number ``t L + l``."""
-    return _bind(f"highway_{direction_of(gradients)}_{DTYPES[buffers.u.dtype]}", buffers, gradients)
-
-
-def _highway_sizes(buffers: Highway, gradients: HighwayGradients | None) -> dict[str, int]:
+def _highway_sizes(buffers: Highway, gradients: Gradients | None) -> dict[str, int]:
     L, T, B, H = buffers.s.shape
     return dict(
         T=T,
@@ -178,15 +167,21 @@ def _highway_sizes(buffers: Highway, gradients: HighwayGradients | None) -> dict
     )
 
 
-def energy(buffers: Energy, gradients: EnergyGradients | None) -> None:
-    """Computes the energies, or with gradients those of their operands."""
-    _bind(f"energy_{direction_of(gradients)}_{DTYPES[buffers.q.dtype]}", buffers, gradients)(0)
+def energy(tensors: dict[str, Tensor]) -> None:
+    """Computes the energies of additive attention, or the gradients of its operands.
 
-
-def _energy_sizes(buffers: Energy, gradients: EnergyGradients | None) -> dict[str, int]:
-    (N, R, A), S = buffers.q.shape, buffers.k.shape[1]
-    threads = torch.get_num_threads() if gradients is None else len(gradients.dv)
-    return dict(B=N, R=R, S=S, A=A, H=R * S * A, threads=threads)
+    Args:
+        tensors: by name q [N, R, A], k [N, S, A], v [A] in the state type and mask [N, S], true at real
+            positions; with them e [N, R, S] in the state type, which is written, or for the backward pass
+            its gradient de, and dq, dk and dv [threads, A], initially zero.
+    """
+    (N, R, A), S, dv = tensors["q"].shape, tensors["k"].shape[1], tensors.get("dv")
+    direction, threads = ("forward", torch.get_num_threads()) if dv is None else ("backward", len(dv))
+    arguments = EnergyStruct(N, R, S, A, R * S * A, threads)
+    for name, tensor in tensors.items():
+        setattr(arguments, name, _address(name, tensor))
+    call = getattr(compiled(), f"energy_{direction}_{DTYPES[tensors['q'].dtype]}")
+    call(ctypes.addressof(arguments), 0)
 
 
 def matmul(
@@ -259,9 +254,7 @@ def direction_of(gradients: Gradients | None) -> str:
     return "forward" if gradients is None else "backward"
 
 
-def _bind(
-    function: str, buffers: Gated | Highway | Energy, gradients: Gradients | None
-) -> Callable[[int], None]:
+def _bind(function: str, buffers: Buffers, gradients: Gradients | None) -> Callable[[int], None]:
     """Binds ``function`` to the addresses of buffers and gradients and keeps these alive."""
     arguments = _arguments(buffers, gradients)
     bound = functools.partial(getattr(compiled(), function), ctypes.addressof(arguments))
@@ -270,20 +263,14 @@ def _bind(
     return bound
 
 
-STRUCTURES: dict[type, tuple] = {
-    Gated: (GatedStruct, _gated_sizes),
-    Highway: (HighwayStruct, _highway_sizes),
-    Energy: (EnergyStruct, _energy_sizes),
-}
-"""The C++ structure of each kind of buffers, and the function that returns its sizes."""
-
-
-def _arguments(buffers: Gated | Highway | Energy, gradients: Gradients | None) -> ctypes.Structure:
+def _arguments(buffers: Buffers, gradients: Gradients | None) -> ctypes.Structure:
     """Returns the C++ structure of buffers and gradients; what is missing stays a null pointer."""
-    structure, sizes_of = STRUCTURES[type(buffers)]
-    sizes, values = sizes_of(buffers, gradients), vars(buffers)
-    if gradients is not None:
-        values = values | vars(gradients)
+    structure: Any
+    if isinstance(buffers, Gated):
+        structure, sizes = GatedStruct, _gated_sizes(buffers, gradients)
+    else:
+        structure, sizes = HighwayStruct, _highway_sizes(buffers, gradients)
+    values = vars(buffers) if gradients is None else vars(buffers) | vars(gradients)
     arguments = structure(**sizes)
     for name, kind in structure._fields_:
         value = values.get(name)

@@ -16,18 +16,22 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops.buffers import Gated, GatedGradients, Highway, HighwayGradients
-from rhhn_fairseq.ops.triton.tiles import Tile
+from rhhn_fairseq.ops.buffers import Buffers, Gated, Gradients
 
 OLDEST = (3, 4)
 """The first version that compiles the kernels. Earlier versions do not support all uses of tuples."""
 
 OLDEST_GPU = (8, 0)
 """The compute capability from which the kernels are known to compile."""
+
+ELEMENTS = 1024
+"""Elements of a program, if the batch has that many: enough to keep the loads of four warps in flight."""
 
 
 def obstacle(device: torch.device) -> str | None:
@@ -69,6 +73,35 @@ def _version() -> str:
         return triton.__version__
 
 
+@dataclass(frozen=True)
+class Tile:
+    """ROWS rows of COLS elements for each of ``blocks`` programs of ``warps`` warps."""
+
+    rows: int
+    cols: int
+    warps: int
+    blocks: int
+
+    @staticmethod
+    def of(B: int, H: int) -> "Tile":
+        """The tiles of [B, H]: complete rows, because of normalisation, rounded up to a power of two."""
+        cols = _power_of_two(H)
+        rows = min(max(1, ELEMENTS // cols), _power_of_two(B))
+        # Four elements a thread: the backward pass keeps about twenty numbers for each in registers.
+        warps = min(max(1, rows * cols // 128), 16)
+        return Tile(rows, cols, warps, -(-B // rows))
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        """The arguments of a kernel."""
+        return {"ROWS": self.rows, "COLS": self.cols, "num_warps": self.warps}
+
+
+def _power_of_two(n: int) -> int:
+    """Returns the smallest power of two that is at least n, for n >= 1."""
+    return 1 << (n - 1).bit_length()
+
+
 def slots(shape: Sequence[int], like: Tensor) -> int:
     """Returns the number of slots for the gradient of a parameter.
 
@@ -79,17 +112,11 @@ def slots(shape: Sequence[int], like: Tensor) -> int:
     return Tile.of(*like.shape).blocks if len(shape) == 1 else 1
 
 
-def gated(buffers: Gated, gradients: GatedGradients | None) -> Callable[[int], None]:
-    """Returns a function that runs one step of ``buffers``, backward with gradients."""
-    from rhhn_fairseq.ops.triton.steps import GatedStep
+def step(buffers: Buffers, gradients: Gradients | None) -> Callable[[int], None]:
+    """Returns a function that runs one step of ``buffers``, or of a highway one layer; backward with
+    gradients."""
+    from rhhn_fairseq.ops.triton.steps import GatedStep, HighwayStep
 
-    step = GatedStep(buffers, gradients)
-    return step.forward if gradients is None else step.backward
-
-
-def highway(buffers: Highway, gradients: HighwayGradients | None) -> Callable[[int], None]:
-    """Returns a function that runs one layer of a time step, number ``t L + l``."""
-    from rhhn_fairseq.ops.triton.steps import HighwayStep
-
-    step = HighwayStep(buffers, gradients)
-    return step.forward if gradients is None else step.backward
+    kind: Any = GatedStep if isinstance(buffers, Gated) else HighwayStep
+    steps = kind(buffers, gradients)
+    return steps.forward if gradients is None else steps.backward

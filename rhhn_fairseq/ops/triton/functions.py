@@ -5,12 +5,26 @@ the elements that exist, ``live`` those at real positions. All arithmetic is in 
 of a pass are compile-time constants, because Triton rounds other Python floats to float32.
 """
 
+import os
+
+import numpy as np
+import torch
 import triton
 import triton.language as tl
 
-from rhhn_fairseq.ops.triton.interpreter import mend
+if os.environ.get("TRITON_INTERPRET") == "1":
+    # Triton's interpreter, in versions up to 3.6, truncates float32 to bfloat16, where a GPU rounds.
+    from triton.runtime import interpreter
 
-mend()
+    _cast = interpreter.InterpreterBuilder.cast_impl
+
+    def _cast_rounding(self, source, to):
+        if source.dtype.scalar != tl.float32 or to.scalar != tl.bfloat16:
+            return _cast(self, source, to)
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16()
+        return interpreter.TensorHandle(rounded.view(torch.uint16).numpy(), tl.bfloat16)
+
+    interpreter.InterpreterBuilder.cast_impl = _cast_rounding
 
 
 @triton.jit

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.ops.buffers import UNSET, Gated, GatedGradients, Highway, HighwayGradients
-from rhhn_fairseq.ops.triton import gated_step, highway_step
-from rhhn_fairseq.ops.triton.tiles import Tile
+from rhhn_fairseq.ops.triton import Tile, gated_step, highway_step
 
 KEPT_STEPS = 16
 """Steps whose gradients of d are kept, for one product that adds them to the gradient of weight_d."""

@@ -328,6 +328,42 @@ def test_stroke3_files_without_splits(tmp_path, capsys):
         )
 
 
+DRAWING = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 90">
+<g transform="translate(10 20) scale(2)"><path d="M0 0 a10 10 0 0 1 20 0 M30 0 v0"/></g>
+<polyline points="10,60 12,60 14,61"/><text>no stroke</text><line x1="0" y1="48" x2="0" y2="72"/></svg>"""
+
+
+def test_stroke3_reads_svg(tmp_path):
+    """A half circle, a dot, a polyline whose points stay, and a straight line, in a folder with a text."""
+    folder = tmp_path / "drawings"
+    folder.mkdir()
+    for name in "abc":
+        (folder / f"{name}.svg").write_text(DRAWING)
+    (folder / "b.txt").write_text("an arch")
+    assert run("stroke3", "--input", folder, "--dest", tmp_path / "data") == 0
+    split = StrokeSplit(tmp_path / "data", "train")
+    points = split.points(0)
+    start = np.array([10.0, 20.0])
+    arch, dot, steps, line = (stroke + start for stroke in to_strokes(points))
+    np.testing.assert_allclose(np.hypot(*(arch - (30, 20)).T), 20, atol=1e-5)
+    assert len(arch) > 20 and arch[len(arch) // 2, 1] < 1
+    np.testing.assert_allclose(dot, [(70, 20)] * 2, atol=1e-4)
+    np.testing.assert_allclose(steps, [(10, 60), (12, 60), (14, 61)], atol=1e-4)
+    # A twenty-fourth of the height, which goes from 0 to 72.
+    np.testing.assert_allclose(np.diff(line[:, 1]), 3, atol=1e-4)
+    texts = [
+        text for name in ("train", "valid", "test") for text in StrokeSplit(tmp_path / "data", name).texts
+    ]
+    assert sorted(filter(None, texts)) == ["an arch"]
+
+
+def test_refused_svg(tmp_path, capsys):
+    parts = "".join(f'<g id="g{k + 1}"><use href="#g{k}"/><use href="#g{k}"/></g>' for k in range(40))
+    for content, line in (("<svg/>", "has no points"), (f"<svg>{parts}</svg>", "has <use> elements")):
+        (tmp_path / "a.svg").write_text(content)
+        assert line in error_of(capsys, "stroke3", "--input", tmp_path / "a.svg", "--dest", tmp_path / "data")
+
+
 def test_refused_stroke3(tmp_path, capsys):
     def refused(content, *options):
         path = tmp_path / "bad.npz"

@@ -1,0 +1,201 @@
+"""Whole models as ONNX graphs, with a program that runs them on numpy and onnxruntime alone.
+
+A directory holds ``model.json``, ``run.py`` and the graph of one step: of a character model, a handwriting
+model, or a translation model's decoder, which has its encoder beside it. Loops are in ``run.py``.
+
+Shapes: B batch, D dictionary, M components, U positions of the text, S source time.
+"""
+
+import copy
+import importlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from rhhn_fairseq.cells.selection import set_backend
+from rhhn_fairseq.data.text.words import first_input
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.extras import needed_for
+from rhhn_fairseq.files import replace_file
+from rhhn_fairseq.layers.attention import Memory
+from rhhn_fairseq.layers.window import one_hot
+from rhhn_fairseq.nn.character import CharacterNetwork
+from rhhn_fairseq.nn.strokes import StrokeNetwork
+
+RUNNERS = Path(__file__).with_name("runners")
+MEMORY = ("values", "keys")
+
+
+class CharacterStep(nn.Module):
+    """Reads entries of the dictionary [B]; returns logits [B, D] and the state."""
+
+    def __init__(self, network: CharacterNetwork):
+        super().__init__()
+        self.network: Any = network
+
+    def forward(self, entry: Tensor, *state: Tensor):
+        y, after = self.network.stack(self.network.embed(entry.unsqueeze(0)), state)
+        return self.network.output(y[0]), *after
+
+
+class StrokeStep(nn.Module):
+    """Reads normalised points [B, 3] and the text's indices [B, U]; gives [B, 6 M + 1], phi and the state."""
+
+    def __init__(self, network: StrokeNetwork):
+        super().__init__()
+        self.network: Any = network
+
+    def forward(self, point: Tensor, text: Tensor, *state: Tensor):
+        network, x = self.network, point.unsqueeze(0)
+        y, after, phi = network.stack(x, one_hot(text, len(network.symbol_codes), x.dtype), state)
+        return y[0] @ network.weight_out + network.bias_out, phi[0], *after
+
+
+class Encode(nn.Module):
+    """Reads source pieces [B, S] without padding; returns values and keys [B, S, ...], then the start."""
+
+    def __init__(self, encoder: nn.Module, sizes: tuple[int, ...]):
+        super().__init__()
+        self.encoder: Any = encoder
+        self.sizes = sizes
+
+    def forward(self, source: Tensor):
+        memory = self.encoder.read(source.T, torch.ones_like(source.T, dtype=torch.bool), padded=False)
+        zeros = (memory.values_NSM.new_zeros(source.shape[0], size) for size in self.sizes)
+        return memory.values_NSM, memory.keys_NSA, *(memory.start or zeros)
+
+
+class DecoderStep(nn.Module):
+    """Reads the last pieces [B] of one sentence's hypotheses; returns log-probabilities [B, D] and the state.
+
+    The memory is that of the sentence alone, [1, S, ...].
+    """
+
+    def __init__(self, decoder: nn.Module):
+        super().__init__()
+        self.decoder: Any = decoder
+
+    def forward(self, piece: Tensor, values: Tensor, keys: Tensor, *state: Tensor):
+        mask = torch.ones(values.shape[:2], dtype=torch.bool)
+        memory = Memory(values, keys, mask, piece.shape[0], None)
+        y, _, after = self.decoder.decoder(self.decoder.embed_tokens(piece.unsqueeze(0)), memory, state)
+        return self.decoder.output(y[0]).log_softmax(dim=-1), *after
+
+
+def export_model(model: nn.Module, directory: str | Path) -> None:
+    """Writes a character or handwriting network, or a GNMT model, as a directory; see the module's docstring.
+
+    Args:
+        directory: is made; its files of the same names are replaced.
+
+    Raises:
+        UsageError: it is another kind of model, one that starts a sequence otherwise than from zeros
+            (``first_step="skip"``), or onnxscript is missing.
+    """
+    with needed_for("ONNX graphs need"):
+        for package in ("onnx", "onnxscript"):
+            importlib.import_module(package)
+    if any(getattr(module, "begins", False) for module in model.modules()):
+        raise UsageError(
+            "--onnx: the model was trained with --first-step skip, which graphs of a step cannot do"
+        )
+    traced: Any = copy.deepcopy(model).eval()
+    set_backend(traced, "reference")
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    B, U, S = (Dim(name, min=1) for name in "BUS")
+    if isinstance(traced, CharacterNetwork):
+        kind, about = "characters", _about_characters(traced)
+        _export(
+            CharacterStep(traced), directory, "step", {"entry": _ids(B)}, traced.stack.state_sizes, ["logits"]
+        )
+    elif isinstance(traced, StrokeNetwork) and traced.window:
+        kind, about = "strokes", _about_strokes(traced)
+        inputs = {"point": (torch.zeros(2, 3), {0: B}), "text": _ids(B, U)}
+        _export(StrokeStep(traced), directory, "step", inputs, traced.stack.state_sizes, ["mixture", "phi"])
+    elif hasattr(traced, "encoder") and hasattr(traced.encoder, "memory"):
+        sizes = traced.decoder.decoder.state_sizes
+        kind, about = "translation", _about_translation(traced)
+        inputs = {"source": _ids(B, S)}
+        starts = [f"state_{number}" for number in range(len(sizes))]
+        encode = Encode(traced.encoder, sizes)
+        _export(encode, directory, "encoder", inputs, (), [*MEMORY, *starts])
+        with torch.no_grad():
+            values, keys, *_ = encode(torch.full((1, 3), traced.encoder.padding_idx + 1))
+        memory = {name: (tensor, {1: S}) for name, tensor in zip(MEMORY, (values, keys), strict=True)}
+        inputs = {"piece": _ids(B), **memory}
+        _export(DecoderStep(traced.decoder), directory, "step", inputs, sizes, ["scores"])
+    else:
+        raise UsageError(
+            f"--onnx: {type(model).__name__} is no model of characters, of handwriting with a window, or GNMT"
+        )
+    _write(directory / "model.json", json.dumps(about, ensure_ascii=False, indent=1).encode())
+    _write(directory / "run.py", (RUNNERS / f"{kind}.py").read_bytes())
+
+
+def _ids(*sizes) -> tuple[Tensor, dict]:
+    """Returns an example of a tensor of indices, and its sizes by name."""
+    return torch.ones([2 + at for at in range(len(sizes))], dtype=torch.long), dict(enumerate(sizes))
+
+
+def _export(module: nn.Module, directory: Path, name: str, inputs: dict, sizes, outputs: list[str]) -> None:
+    """Writes the graph of a module that takes the inputs, by name an example and its sizes, and the state."""
+    B = next(iter(next(iter(inputs.values()))[1].values()))
+    states = {f"state_{number}": (torch.zeros(2, size), {0: B}) for number, size in enumerate(sizes)}
+    examples, shapes = zip(*(inputs | states).values(), strict=True)
+    with torch.no_grad(), warnings.catch_warnings():
+        # Two inputs share the name of a size.
+        warnings.filterwarnings("ignore", message="# The axis name")
+        program = torch.onnx.export(
+            module,
+            examples,
+            dynamo=True,
+            dynamic_shapes=(*shapes[: len(inputs)], *([shapes[len(inputs) :]] if sizes else [])),
+            input_names=[*inputs, *states],
+            output_names=[*outputs, *(f"next_{number}" for number in range(len(sizes)))],
+            verbose=False,
+        )
+    assert program is not None  # It is None with ``dynamo=False`` only.
+    _write(directory / f"{name}.onnx", program.model_proto.SerializeToString())
+
+
+def _write(path: Path, content: bytes) -> None:
+    with replace_file(path) as file:
+        file.write(content)
+
+
+def _about_characters(network: CharacterNetwork) -> dict:
+    vocabulary = network.vocabulary
+    occur = set(network.indices.tolist())
+    decoded = [vocabulary.decode([entry]) if entry in occur else None for entry in range(network.entries)]
+    symbols = [one.decode("latin-1") if isinstance(one, bytes) else one for one in decoded]
+    return {
+        "symbols": symbols,
+        "bytes": vocabulary.mode == "bytes",
+        "reverse": vocabulary.reverse,
+        "start": first_input(vocabulary),
+        "state": list(network.stack.state_sizes),
+    }
+
+
+def _about_strokes(network: Any) -> dict:
+    normalisation = network.normalisation
+    starts = network.stack.config.window_start == "first"
+    return {
+        "symbols": network.symbols,
+        "mean": normalisation.mean,
+        "std": normalisation.std,
+        "state": list(network.stack.state_sizes),
+        # The state that holds the window, where it starts at the text's first character.
+        "window": len(network.stack.first.cell.state_sizes) if starts else None,
+    }
+
+
+def _about_translation(model: Any) -> dict:
+    source, target = model.encoder.dictionary, model.decoder.dictionary
+    return {"source": source.symbols, "target": target.symbols, "unk": source.unk(), "eos": target.eos()}

@@ -1,0 +1,117 @@
+"""Whole models as ONNX graphs: run.py computes what torch computes, without torch."""
+
+import json
+import runpy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import tiny_handwriting, tiny_translation
+from helpers.cli import fairseq_train
+from helpers.tiny_char_lm import build_model, build_task, write_corpus
+
+from rhhn_fairseq.cli import convert
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.models.loading import load_translation_models
+from rhhn_fairseq.nn import from_pretrained, packaged
+from rhhn_fairseq.nn.whole_models import export_model
+
+# Float32 of torch against that of onnxruntime, over a few steps; logits are of the order of 1.
+TOLERANCE = 1e-5
+CELLS = ["lstm", "ln_hyperlstm", pytest.param("hyperrhn", marks=pytest.mark.slow)]
+
+# Hydra deprecates what fairseq's own configuration rests on.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def runner(model, directory) -> dict:
+    """The functions of the exported model's run.py."""
+    export_model(model, directory)
+    return runpy.run_path(str(directory / "run.py"))
+
+
+def run_alone(directory, *arguments, stdin="") -> str:
+    """What run.py prints where neither torch nor this package is imported."""
+    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__');"
+    code += "assert not {'torch', 'fairseq', 'rhhn_fairseq'} & sys.modules.keys()"
+    line = [sys.executable, "-c", code, directory / "run.py", *map(str, arguments)]
+    return subprocess.run(line, input=stdin, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@torch.no_grad()
+def test_logits_of_a_character_model(tmp_path, cell):
+    options = {"lstm": {"hyper_size": None, "hyper_embed_size": None}, "hyperrhn": {"hyper_embed_size": None}}
+    task = build_task(write_corpus(tmp_path))
+    model = build_model(task, cell=cell, layers=2, **options.get(cell, {})).eval()
+    read, state, entries = runner(model, tmp_path)["read"], None, [2, 5, 7, 7, 4]
+    expected = model(torch.tensor([entries]))[0][0].numpy()
+    for entry, row in zip(entries, expected, strict=True):
+        logits, state = read(entry, state)
+        np.testing.assert_allclose(logits, row, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("start", ["zeros", "first"])
+@torch.no_grad()
+def test_mixtures_of_a_handwriting_model(tmp_path, start):
+    model = tiny_handwriting.disturb(tiny_handwriting.build("ln_hyperlstm", 3, layers=2, window_start=start))
+    functions = runner(model, tmp_path)
+    points, text = torch.randn(1, 5, 3), torch.tensor([[1, 2, 2, 0]])
+    raw, extra = model(points, text=text)
+    about = json.loads((tmp_path / "model.json").read_text())
+    state = [np.zeros((1, size), np.float32) for size in about["state"]]
+    if about["window"] is not None:
+        state[about["window"]][0, 1] = 1
+    assert (about["window"] is None) == (start == "zeros")
+    for point, row, places in zip(points[0], raw[0], extra["phi"][0], strict=True):
+        mixture, phi, state = functions["read"](point.numpy(), text.numpy(), state)
+        np.testing.assert_allclose(mixture, row.numpy(), atol=TOLERANCE, rtol=TOLERANCE)
+        np.testing.assert_allclose(phi, places.numpy(), atol=TOLERANCE, rtol=0)
+
+
+def test_a_translation_model_from_the_command_line(tmp_path, capsys):
+    """Log-probabilities of the encoder and of three steps of two hypotheses; and a text is translated."""
+    corpus = tiny_translation.prepare(tmp_path)
+    sizes = ["--arch", "hyperlstm_gnmt_small", "--hidden-size", 64, "--embed-dim", 32, "--hyper-size", 8]
+    line = tiny_translation.arguments(
+        corpus, tmp_path / "models", *sizes, "--max-epoch", 12, "--no-epoch-checkpoints"
+    )
+    fairseq_train([*line, "--dropout", 0, "--warmup-updates", 10, "--no-eval-bleu"])
+    path = tmp_path / "models" / "checkpoint_last.pt"
+    convert.main([str(path), "--onnx", str(tmp_path / "graphs")])
+    loaded = load_translation_models([str(path)], str(corpus))
+    (model,), functions = loaded.models, runpy.run_path(str(tmp_path / "graphs" / "run.py"))
+    english = tiny_translation.sentences("test")[:8]
+    pieces = loaded.pieces.encode(english[0], out_type=str)
+    memory, state, _ = functions["encode"](" ".join(pieces))
+    source = torch.tensor([[*(model.encoder.dictionary.index(piece) for piece in pieces), 2]])
+    rows = torch.tensor([[2, 5, 9], [2, 6, 4]])
+    state = [np.repeat(tensor, 2, axis=0) for tensor in state]
+    with torch.no_grad():
+        expected = model.eval()(source.expand(2, -1), None, rows)[0].log_softmax(-1).numpy()
+    for at in range(3):
+        scores, state = functions["step"](rows[:, at].tolist(), memory, state)
+        np.testing.assert_allclose(scores, expected[:, at], atol=1e-4, rtol=0)
+    lines = "".join(" ".join(loaded.pieces.encode(text, out_type=str)) + "\n" for text in english)
+    translated = run_alone(tmp_path / "graphs", stdin=lines).splitlines()
+    assert sum(map(str.__eq__, translated, map(tiny_translation.french, english))) >= 6
+
+
+def test_the_packaged_models_write_without_torch(tmp_path):
+    for kind, text in (("characters", "def "), ("handwriting", "hi")):
+        export_model(from_pretrained(packaged(kind)), tmp_path / kind)
+        written = run_alone(tmp_path / kind, text)
+        assert written.startswith("def " if kind == "characters" else "<svg ") and len(written) > 200
+
+
+def test_models_without_graphs_are_refused(tmp_path):
+    with pytest.raises(
+        UsageError, match="--onnx: Handwriting is no model of characters, of handwriting with"
+    ):
+        export_model(tiny_handwriting.build("lstm"), tmp_path)
+    task = build_task(write_corpus(tmp_path))
+    sizes = {"rhn_depth": 2, "first_step": "skip", "hyper_size": None, "hyper_embed_size": None}
+    with pytest.raises(UsageError, match="trained with --first-step skip"):
+        export_model(build_model(task, cell="rhn", **sizes), tmp_path)
