@@ -18,7 +18,7 @@ from torch import nn
 
 from rhhn_fairseq.cells.config import WIDEST, CellConfig, option
 from rhhn_fairseq.cells.contract import glorot_, orthogonal_
-from rhhn_fairseq.cells.numpy_math import at, drop, sigmoid, zone
+from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.loop import noise_at
@@ -34,17 +34,15 @@ class ProjectedLSTMConfig(CellConfig):
     forget_bias: float = option(1.0, help="constant added to the forget gate")
 
 
-def naive_projected(p, config, x_TC, state, noise):
-    """The module's equations in numpy for one sequence."""
+@over_time
+def naive_projected(p, config, x, state, noise):
+    """The module's equations in numpy for one step."""
     h, c = state
-    outputs = []
-    for t, x in enumerate(x_TC):
-        seen = drop(h, config.gal_dropout, at(noise, "gal", t))
-        i, f, g, o = np.split(x @ p["weight_x"] + seen @ p["weight_h"] + p["bias"], 4)
-        c = sigmoid(f + config.forget_bias) * c + sigmoid(i) * np.tanh(g)
-        h = zone(h, (sigmoid(o) * np.tanh(c)) @ p["weight_r"], config.zoneout, at(noise, "zoneout", t))
-        outputs.append(h)
-    return np.stack(outputs), (h, c)
+    seen = drop(h, config.gal_dropout, at(noise, "gal"))
+    i, f, g, o = np.split(x @ p["weight_x"] + seen @ p["weight_h"] + p["bias"], 4)
+    c = sigmoid(f + config.forget_bias) * c + sigmoid(i) * np.tanh(g)
+    h = zone(h, (sigmoid(o) * np.tanh(c)) @ p["weight_r"], config.zoneout, at(noise, "zoneout"))
+    return h, (h, c)
 
 
 @register_cell(

@@ -4,7 +4,7 @@ Shapes: T time, B batch, C input, N steps of all packed sequences. A segment has
 sequences, of which at least half exist.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -83,11 +83,16 @@ class Packed:
         if reverse and cell.begins and state is None:
             # A state tells the sequences that begin in a later segment from no others.
             segments = [self._segment(0, self.T)]
-        outputs = []
-        noises = self._noises(cell, segments, reverse)
-        for segment, drawn in zip(reversed(segments) if reverse else segments, noises, strict=True):
+        outputs, noisy = [], cell.training and len(segments) > 1
+        # Masks of sequences, which are those without steps, are the same in all segments.
+        once = cell.sample_noise(2, self.B, self.device) if noisy else {}
+        once = {name: draw for name, draw in once.items() if len(draw) == 1}
+        for segment in reversed(segments) if reverse else segments:
             R, mask_KR, places = segment.R, segment.mask_KR, segment.places
             K, x = segment.stop - segment.start, x_N1C[segment.data].squeeze(1)
+            drawn = cell.sample_noise(K, R, self.device) if noisy else None
+            if drawn is not None:
+                drawn |= {name: draw[:, :R] for name, draw in once.items()}
             if places is not None:
                 x = x.new_zeros(K * R, x.shape[-1]).index_copy(0, places, x)
             resets = None if resets_TB is None else resets_TB[segment.start : segment.stop, :R]
@@ -103,19 +108,6 @@ class Packed:
             outputs.append(y if places is None else y.index_select(0, places))
         assert state is not None
         return torch.cat(outputs[::-1] if reverse else outputs).unsqueeze(1), state
-
-    def _noises(self, cell: Cell, segments: list[Segment], reverse: bool) -> Iterator[Noise | None]:
-        """Draws the noise of each segment; what is drawn once for a sequence is the same in all of them."""
-        of_sequences: Noise = {}
-        for segment in reversed(segments) if reverse else segments:
-            if len(segments) == 1 or not cell.training:
-                yield None
-                continue
-            K = segment.stop - segment.start
-            # With one more step than is needed, a leading 1 always means one mask for a sequence.
-            drawn = cell.sample_noise(K + 1, self.B, self.device)
-            of_sequences = of_sequences or {name: draw for name, draw in drawn.items() if len(draw) == 1}
-            yield {name: of_sequences.get(name, draw)[:K, : segment.R] for name, draw in drawn.items()}
 
 
 def run_reversed(

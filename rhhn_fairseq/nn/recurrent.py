@@ -113,7 +113,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             except UsageError as error:
                 raise renamed(error, name) from None
             # A module of fake tensors cannot be converted.
-            if (dtype or torch.get_default_dtype()) != torch.get_default_dtype():
+            dtype = dtype or torch.get_default_dtype()
+            if any(weight.dtype != dtype for weight in self.stack.parameters()):
                 self.stack.to(dtype=dtype)
             if self.initial_state == "learned":
                 rows = self.directions * num_layers
@@ -274,7 +275,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             x_TBC = input.transpose(0, 1)
         T, B, _ = x_TBC.shape
         if B == 0 and T > 0:
-            y = x_TBC.new_zeros(T, 0, self.stack.output_size)
+            # It depends on the weights, so that a script may go backward from it.
+            y = x_TBC.new_zeros(T, 0, self.stack.output_size) + next(self.parameters()).sum()
             return y.transpose(0, 1) if self.batch_first else y, self.zero_state(0, x_TBC.device, x_TBC.dtype)
         mask, resets = self._positions(mask, is_batched), self._positions(resets, is_batched)
         if lengths is not None:
