@@ -70,6 +70,9 @@ class Contract(Pretrained, nn.Module):
         self.config = config
         self.state_sizes = (config.hidden_size,)
         self.update_size = config.hidden_size
+        # Columns for a condition are added to the weight before its product.
+        unread = "weight_x" if getattr(config, "hyper_context", 0) else None
+        self.affine_weights = tuple(name for name in self.affine_weights if name != unread)
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
         rename_old(state_dict)

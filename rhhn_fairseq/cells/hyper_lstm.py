@@ -157,8 +157,6 @@ class HyperLSTM(GatedCell):
         orthogonal_(self.weight_h, gates=4)
         if config.layer_norm:
             self.add_norm()
-        if config.hyper_context:
-            self.affine_weights = self.affine_weights[1:]
         if config.hyper_rank > 1:
             self.affine_weights = tuple(name for name in self.affine_weights if name != "weight_h")
             self._add_outer_products(config.hyper_rank - 1)

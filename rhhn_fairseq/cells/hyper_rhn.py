@@ -154,8 +154,6 @@ class HyperRHN(Cell):
         for bias, fan_in in ((self.bias_x, C), *((b, H) for b in self.bias_s), (self.bias_z, N)):
             init_bias_(bias, fan_in)
         self.adjust_initial_values()
-        if config.hyper_context:
-            self.affine_weights = self.affine_weights[1:]
         if config.hyper_rank > 1:
             self.affine_weights = tuple(name for name in self.affine_weights if name != "weight_s")
             width = 2 * (config.hyper_rank - 1) * H

@@ -166,8 +166,6 @@ class HyperRNNBase(Cell):
         glorot_(both)
         self.hyper.weight_x.data.copy_(both[:C])
         self.weight_hyper = nn.Parameter(both[C:].clone())
-        if config.hyper_context:
-            self.affine_weights = tuple(name for name in self.affine_weights if name != "weight_x")
 
     def step(self, g_t, state, noise_t):
         (h, e), (x_main, x_hyper), config = state, g_t, self.config
