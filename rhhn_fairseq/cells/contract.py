@@ -18,7 +18,7 @@ from rhhn_fairseq.cells.config import CellConfig, StateConfig
 from rhhn_fairseq.ops.backends import Plan, torch_nn
 from rhhn_fairseq.ops.loop import Noise, State, noise_at
 from rhhn_fairseq.ops.matmul.gemm import Matrix, affine
-from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout
+from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
 from rhhn_fairseq.saving import Pretrained, rename_old
 
 InputMap = tuple[Tensor, Tensor | None]
@@ -70,6 +70,9 @@ class Contract(Pretrained, nn.Module):
         self.config = config
         self.state_sizes = (config.hidden_size,)
         self.update_size = config.hidden_size
+        # Columns for a condition are added to the weight before its product.
+        unread = "weight_x" if getattr(config, "hyper_context", 0) else None
+        self.affine_weights = tuple(name for name in self.affine_weights if name != unread)
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
         rename_old(state_dict)
@@ -179,6 +182,10 @@ class Contract(Pretrained, nn.Module):
         h_BH = detach_by_coin(h_BH, noise_at(noise_t, "h_detach"))
         return dropout(h_BH, self.config.gal_dropout, noise_at(noise_t, "gal"))
 
+    def zoned(self, old: Tensor, new: Tensor, noise_t: Noise | None) -> Tensor:
+        """Returns the new output state after zoneout."""
+        return zoneout(old, new, self.config.zoneout, noise_at(noise_t, "zoneout"))
+
     def zero_state(self, B: int, device=None, dtype=None) -> State:
         """Returns the zero state of B sequences."""
         state = []
@@ -195,6 +202,34 @@ class Contract(Pretrained, nn.Module):
     def diagnostics(self) -> dict[str, float]:
         """Returns figures about the trained weights for the log; by default, none."""
         return {}
+
+
+class OneMatrixEach:
+    """Part of a cell that reads its input by ``weight_x`` and its state by ``weight_h``.
+
+    Attributes:
+        input_bias: whether ``bias`` is added to the input's product for the whole sequence.
+    """
+
+    config: StateConfig
+    weight_x: nn.Parameter
+    weight_h: nn.Parameter
+    bias: nn.Parameter
+    input_bias: bool = True
+
+    def add_matrices(self, gates: int, input_size: int | None = None) -> None:
+        """Adds both, with a block of H columns for each gate: Glorot uniform, and orthogonal."""
+        C, H = input_size or self.config.input_size, self.config.hidden_size
+        self.weight_x = nn.Parameter(torch.empty(C, gates * H))
+        self.weight_h = nn.Parameter(torch.empty(H, gates * H))
+        glorot_(self.weight_x, gates)
+        orthogonal_(self.weight_h, gates)
+
+    def input_maps(self) -> tuple[InputMap, ...]:
+        return ((self.weight_x, self.bias if self.input_bias else None),)
+
+    def state_matrices(self) -> dict[str, Matrix]:
+        return {"weight_h": self.weight_h}
 
 
 def without_context(weight: Tensor, context_size: int) -> Tensor:

@@ -29,7 +29,7 @@ from rhhn_fairseq.cells.rhn import NOISY, HighwayConfig, highway, init_bias_, la
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import detach_by_coin, dropout, zoneout
+from rhhn_fairseq.ops.regularise import detach_by_coin, dropout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,5 +107,5 @@ class GridRHN(Cell):
             a = affine(own, matrices[config.rhn_depth + layer], a)
             s = highway(a, s, config.recurrent_dropout, mask)
             after.append(s)
-        s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))
+        s = self.zoned(old, s, noise_t)
         return s, (s, torch.cat(after[:-1], dim=-1))

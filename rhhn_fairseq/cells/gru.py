@@ -18,14 +18,14 @@ import torch
 from torch import nn
 
 from rhhn_fairseq.cells.config import CellConfig, option
-from rhhn_fairseq.cells.contract import glorot_, orthogonal_
+from rhhn_fairseq.cells.contract import OneMatrixEach
 from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.backends import torch_nn
 from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import dropout, lerp, zoneout
+from rhhn_fairseq.ops.regularise import dropout, lerp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def naive_gru(p, config, x, state, noise):
     naive_gru,
     tests=(dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5),),
 )
-class GRU(Cell):
+class GRU(OneMatrixEach, Cell):
     """GRU; see the module's docstring. State: (h [B, H],). Initialised as the LSTM is."""
 
     config: GRUConfig
@@ -67,19 +67,9 @@ class GRU(Cell):
 
     def __init__(self, config: GRUConfig):
         super().__init__(config)
-        C, H = config.input_size, config.hidden_size
-        self.weight_x = nn.Parameter(torch.empty(C, 3 * H))
-        self.weight_h = nn.Parameter(torch.empty(H, 3 * H))
-        self.bias = nn.Parameter(torch.zeros(3 * H))
-        self.bias_n = nn.Parameter(torch.zeros(H))
-        glorot_(self.weight_x, gates=3)
-        orthogonal_(self.weight_h, gates=3)
-
-    def input_maps(self):
-        return ((self.weight_x, self.bias),)
-
-    def state_matrices(self):
-        return {"weight_h": self.weight_h}
+        self.add_matrices(gates=3)
+        self.bias = nn.Parameter(torch.zeros(3 * config.hidden_size))
+        self.bias_n = nn.Parameter(torch.zeros(config.hidden_size))
 
     def step(self, g_t, state, noise_t, matrices=None):
         (weight_h,), (h,), config = matrices or (self.weight_h,), state, self.config
@@ -91,7 +81,7 @@ class GRU(Cell):
         n = torch.tanh(x_n + r * (h_n + self.bias_n))
         n = dropout(n, config.recurrent_dropout, noise_at(noise_t, "update"))
         new = lerp(n, h, z)
-        new = zoneout(h, new, config.zoneout, noise_at(noise_t, "zoneout"))
+        new = self.zoned(h, new, noise_t)
         return new, (new,)
 
     def torch_weights(self):

@@ -55,7 +55,6 @@ from rhhn_fairseq.cells.lstm import (
     naive_update,
 )
 from rhhn_fairseq.cells.numpy_math import at, drop, over_time
-from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops import hyper_lstm as op
 from rhhn_fairseq.ops.lstm import gather_masks
@@ -100,30 +99,21 @@ def naive_hyper_lstm(p, config, x, state, noise):
     inputs = np.concatenate([x, seen])[None]
     _, (e_new, k) = naive_lstm(inner, config.hyper(), inputs, (e, k), None)
     source = e_new if config.hyper_state == "current" else e
-    gates, normalise_c = {}, None
+    sums = []
     terms = config.hyper_rank - 1
     if terms:
         vectors = (source @ p["weight_rank_z"]) @ p["weight_rank"] + p["bias_rank"]
         left, right = vectors[: terms * H].reshape(terms, H), vectors[terms * H :].reshape(terms, 4, H)
-    for n, gate in enumerate("ifgo"):
+    for n in range(4):
         columns = slice(n * H, (n + 1) * H)
         d_h, d_x, b = naive_scaling(p, "scaling.", source, n, 4)
         scale = np.outer(np.ones(H), d_h)
         for term in range(terms):
             scale = scale + np.outer(left[term], right[term, n])
         read = x[: config.main_input_size] @ p["weight_x"][:, columns]
-        a = seen @ (p["weight_h"][:, columns] * scale) + d_x * read + b
-        if config.layer_norm:
-            a = naive_layer_norm(a, p["gate_norm_weight"][columns], p["gate_norm_bias"][columns])
-        gates[gate] = a
-    if config.layer_norm:
-
-        def normalise_c(c):
-            return naive_layer_norm(c, p["c_norm_weight"], p["c_norm_bias"])
-
-    h, c = naive_update(gates, h, c, config, noise, normalise_c=normalise_c)
-    e = e_new
-    return h, (h, c, e, k)
+        sums.append(seen @ (p["weight_h"][:, columns] * scale) + d_x * read + b)
+    h, c = naive_update(sums, h, c, config, noise, p if config.layer_norm else None)
+    return h, (h, c, e_new, k)
 
 
 SMALL = dict(hyper_size=3, hyper_embed_size=2)
@@ -167,8 +157,6 @@ class HyperLSTM(GatedCell):
         orthogonal_(self.weight_h, gates=4)
         if config.layer_norm:
             self.add_norm()
-        if config.hyper_context:
-            self.affine_weights = self.affine_weights[1:]
         if config.hyper_rank > 1:
             self.affine_weights = tuple(name for name in self.affine_weights if name != "weight_h")
             self._add_outer_products(config.hyper_rank - 1)

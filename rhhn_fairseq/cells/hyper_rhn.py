@@ -53,7 +53,7 @@ from rhhn_fairseq.ops import highway as op
 from rhhn_fairseq.ops.loop import inner_noise, noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
-from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout, zoneout
+from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +154,6 @@ class HyperRHN(Cell):
         for bias, fan_in in ((self.bias_x, C), *((b, H) for b in self.bias_s), (self.bias_z, N)):
             init_bias_(bias, fan_in)
         self.adjust_initial_values()
-        if config.hyper_context:
-            self.affine_weights = self.affine_weights[1:]
         if config.hyper_rank > 1:
             self.affine_weights = tuple(name for name in self.affine_weights if name != "weight_s")
             width = 2 * (config.hyper_rank - 1) * H
@@ -258,7 +256,7 @@ class HyperRHN(Cell):
     def step(self, g_t, state, noise_t):
         old, hyper_s = state
         s = self.layers(g_t, old, noise_t)[-1]
-        s = zoneout(old, s, self.config.zoneout, noise_at(noise_t, "zoneout"))
+        s = self.zoned(old, s, noise_t)
         return s, (s, hyper_s)
 
 

@@ -37,9 +37,7 @@ from rhhn_fairseq.cells.numpy_math import at, drop, over_time, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.simple import ACTIVATIONS, Elman, ElmanConfig
-from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import zoneout
 
 HYPER_STATES = ("current", "previous")
 HYPER_INITS = ("broken_symmetry", "paper")
@@ -168,8 +166,6 @@ class HyperRNNBase(Cell):
         glorot_(both)
         self.hyper.weight_x.data.copy_(both[:C])
         self.weight_hyper = nn.Parameter(both[C:].clone())
-        if config.hyper_context:
-            self.affine_weights = tuple(name for name in self.affine_weights if name != "weight_x")
 
     def step(self, g_t, state, noise_t):
         (h, e), (x_main, x_hyper), config = state, g_t, self.config
@@ -178,7 +174,7 @@ class HyperRNNBase(Cell):
         _, (e_new,) = with_hooks(self.hyper, self.hyper.step, (hyper_g,), (e,), None)
         a = self._main(x_main, seen, e_new if config.hyper_state == "current" else e)
         phi = ACTIVATIONS[config.activation][0]
-        new = zoneout(h, phi(a), config.zoneout, noise_at(noise_t, "zoneout"))
+        new = self.zoned(h, phi(a), noise_t)
         return new, (new, e_new)
 
 

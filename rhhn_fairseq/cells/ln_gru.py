@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from rhhn_fairseq.cells.config import option
-from rhhn_fairseq.cells.contract import glorot_, orthogonal_
+from rhhn_fairseq.cells.contract import OneMatrixEach
 from rhhn_fairseq.cells.gru import GRUConfig
 from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
@@ -27,7 +27,7 @@ from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import dropout, layer_norm, lerp, zoneout
+from rhhn_fairseq.ops.regularise import dropout, layer_norm, lerp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,26 +56,17 @@ def naive_ln_gru(p, config, x, state, noise):
     naive_ln_gru,
     tests=(dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5, update_bias=0.5),),
 )
-class LNGRU(Cell):
+class LNGRU(OneMatrixEach, Cell):
     """GRU with layer normalisation; see the module's docstring. State: (h [B, H],)."""
 
     config: LNGRUConfig
+    input_bias = False
 
     def __init__(self, config: LNGRUConfig):
         super().__init__(config)
-        C, H = config.input_size, config.hidden_size
-        self.weight_x = nn.Parameter(torch.empty(C, 3 * H))
-        self.weight_h = nn.Parameter(torch.empty(H, 3 * H))
-        self.gate_norm_weight = nn.Parameter(torch.ones(3 * H))
-        self.gate_norm_bias = nn.Parameter(torch.zeros(3 * H))
-        glorot_(self.weight_x, gates=3)
-        orthogonal_(self.weight_h, gates=3)
-
-    def input_maps(self):
-        return ((self.weight_x, None),)
-
-    def state_matrices(self):
-        return {"weight_h": self.weight_h}
+        self.add_matrices(gates=3)
+        self.gate_norm_weight = nn.Parameter(torch.ones(3 * config.hidden_size))
+        self.gate_norm_bias = nn.Parameter(torch.zeros(3 * config.hidden_size))
 
     def step(self, g_t, state, noise_t, matrices=None):
         (weight_h,), (h,), config = matrices or (self.weight_h,), state, self.config
@@ -84,5 +75,5 @@ class LNGRU(Cell):
         new = torch.tanh(torch.sigmoid(r) * c)
         new = dropout(new, config.recurrent_dropout, noise_at(noise_t, "update"))
         new = lerp(h, new, torch.sigmoid(u + config.update_bias))
-        new = zoneout(h, new, config.zoneout, noise_at(noise_t, "zoneout"))
+        new = self.zoned(h, new, noise_t)
         return new, (new,)

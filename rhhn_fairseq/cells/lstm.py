@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from rhhn_fairseq.cells.config import CellConfig, option
-from rhhn_fairseq.cells.contract import glorot_, orthogonal_
+from rhhn_fairseq.cells.contract import OneMatrixEach
 from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
@@ -115,7 +115,7 @@ class GatedCell(Cell):
         kept = detach_by_coin(c_BH, noise_at(noise_t, "c_detach"))
         c = torch.sigmoid(f + config.forget_bias) * kept + torch.sigmoid(i) * g
         h = torch.sigmoid(o) * torch.tanh(c if normalise_c is None else normalise_c(c))
-        h = zoneout(h_BH, h, config.zoneout, noise_at(noise_t, "zoneout"))
+        h = self.zoned(h_BH, h, noise_t)
         c = zoneout(c_BH, c, config.zoneout_c, noise_at(noise_t, "zoneout_c"))
         return h, (h, c)
 
@@ -124,35 +124,31 @@ class GatedCell(Cell):
         return layer_norm(c_BH, self.c_norm_weight, self.c_norm_bias)
 
 
-def naive_update(gates, h, c, config, noise, normalise_c=None):
-    """Computes the LSTM's last equations for one sequence from a dictionary of the four gates' sums."""
-    update = drop(np.tanh(gates["g"]), config.recurrent_dropout, at(noise, "update"))
-    c_new = sigmoid(gates["f"] + config.forget_bias) * c + sigmoid(gates["i"]) * update
-    inner = c_new if normalise_c is None else normalise_c(c_new)
-    h_new = sigmoid(gates["o"]) * np.tanh(inner)
-    h_new = zone(h, h_new, config.zoneout, at(noise, "zoneout"))
-    return h_new, zone(c, c_new, config.zoneout_c, at(noise, "zoneout_c"))
+def naive_update(sums, h, c, config, noise, p=None):
+    """Computes the LSTM's last equations for one sequence from the sums [4, H] of the gates i, f, g, o.
+
+    Args:
+        p: the parameters, if they normalise the sums and c.
+    """
+    if p is not None:
+        gains, shifts = np.split(p["gate_norm_weight"], 4), np.split(p["gate_norm_bias"], 4)
+        sums = [naive_layer_norm(*each) for each in zip(sums, gains, shifts, strict=True)]
+    i, f, g, o = sums
+    update = drop(np.tanh(g), config.recurrent_dropout, at(noise, "update"))
+    c_new = inner = sigmoid(f + config.forget_bias) * c + sigmoid(i) * update
+    if p is not None:
+        inner = naive_layer_norm(c_new, p["c_norm_weight"], p["c_norm_bias"])
+    h = zone(h, sigmoid(o) * np.tanh(inner), config.zoneout, at(noise, "zoneout"))
+    return h, zone(c, c_new, config.zoneout_c, at(noise, "zoneout_c"))
 
 
 @over_time
 def naive_lstm(p, config, x, state, noise):
-    """The module's equations in numpy, one gate at a time, for one step."""
+    """The module's equations in numpy for one step."""
     h, c = state
-    H = config.hidden_size
-    blocks = {gate: slice(k * H, (k + 1) * H) for k, gate in enumerate("ifgo")}
     seen = drop(h, config.gal_dropout, at(noise, "gal"))
-    gates, normalise_c = {}, None
-    for gate, columns in blocks.items():
-        a = x @ p["weight_x"][:, columns] + seen @ p["weight_h"][:, columns] + p["bias"][columns]
-        if config.layer_norm:
-            a = naive_layer_norm(a, p["gate_norm_weight"][columns], p["gate_norm_bias"][columns])
-        gates[gate] = a
-    if config.layer_norm:
-
-        def normalise_c(c):
-            return naive_layer_norm(c, p["c_norm_weight"], p["c_norm_bias"])
-
-    h, c = naive_update(gates, h, c, config, noise, normalise_c=normalise_c)
+    sums = np.split(x @ p["weight_x"] + seen @ p["weight_h"] + p["bias"], 4)
+    h, c = naive_update(sums, h, c, config, noise, p if config.layer_norm else None)
     return h, (h, c)
 
 
@@ -164,7 +160,7 @@ NOISY = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2,
     "lstm", LSTMConfig, naive_lstm, tests=(NOISY, dict(recurrent_dropout=0.3, recurrent_mask="sequence"))
 )
 @register_cell("ln_lstm", LSTMConfig, naive_lstm, tests=(NOISY,), layer_norm=True)
-class LSTM(GatedCell):
+class LSTM(OneMatrixEach, GatedCell):
     """LSTM, optionally with layer normalisation; see the module's docstring.
 
     State: (h [B, H], c [B, H]). Initialisation: orthogonal recurrent matrix for every gate, Glorot
@@ -177,20 +173,10 @@ class LSTM(GatedCell):
 
     def __init__(self, config: LSTMConfig):
         super().__init__(config)
-        C, H = config.input_size, config.hidden_size
-        self.weight_x = nn.Parameter(torch.empty(C, 4 * H))
-        self.weight_h = nn.Parameter(torch.empty(H, 4 * H))
-        self.bias = nn.Parameter(torch.zeros(4 * H))
-        glorot_(self.weight_x, gates=4)
-        orthogonal_(self.weight_h, gates=4)
+        self.add_matrices(gates=4)
+        self.bias = nn.Parameter(torch.zeros(4 * config.hidden_size))
         if config.layer_norm:
             self.add_norm()
-
-    def input_maps(self):
-        return ((self.weight_x, self.bias),)
-
-    def state_matrices(self):
-        return {"weight_h": self.weight_h}
 
     def step(self, g_t, state, noise_t, matrices=None):
         (weight_h,), (h, c) = matrices or (self.weight_h,), state

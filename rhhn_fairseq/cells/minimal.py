@@ -32,7 +32,6 @@ from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops.linear_scan import linear_scan
 from rhhn_fairseq.ops.loop import noise_at
-from rhhn_fairseq.ops.regularise import zoneout
 
 
 def _naive(p, config, x, state, noise, gates):
@@ -75,7 +74,7 @@ class MinimalCell(Cell):
         (h,) = state
         k, v = self.split_gates(g_t[0])
         new = torch.sigmoid(-k) * h + torch.sigmoid(k) * positive(v)
-        new = zoneout(h, new, self.config.zoneout, noise_at(noise_t, "zoneout"))
+        new = self.zoned(h, new, noise_t)
         return new, (new,)
 
     def run_fused(self, g, state, mask_TB, noise, plan):

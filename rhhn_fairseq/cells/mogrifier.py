@@ -15,6 +15,7 @@ Shapes: B batch, C input, H hidden; gates i, f, g, o in every weight's columns.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,9 +37,8 @@ class MogrifierConfig(GatedConfig):
 
 @over_time
 def naive_mogrifier(p, config, x, state, noise):
-    """The module's equations in numpy, one gate at a time, for one step."""
+    """The module's equations in numpy for one step."""
     h, c = state
-    H = config.hidden_size
     seen = drop(h, config.gal_dropout, at(noise, "gal"))
     for i in range(config.rounds):
         gate = (x if i % 2 else seen) @ p[f"weight_rounds.{i}"]
@@ -48,11 +48,8 @@ def naive_mogrifier(p, config, x, state, noise):
             seen = 2.0 * sigmoid(gate) * seen
         else:
             x = 2.0 * sigmoid(gate) * x
-    gates = {}
-    for k, name in enumerate("ifgo"):
-        block = slice(k * H, (k + 1) * H)
-        gates[name] = x @ p["weight_x"][:, block] + seen @ p["weight_h"][:, block] + p["bias"][block]
-    h, c = naive_update(gates, h, c, config, noise)
+    sums = np.split(x @ p["weight_x"] + seen @ p["weight_h"] + p["bias"], 4)
+    h, c = naive_update(sums, h, c, config, noise)
     return h, (h, c)
 
 

@@ -14,11 +14,12 @@ followed by the LSTM's equations. Gate order i, f, g, o in every weight's column
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
 from rhhn_fairseq.cells.config import option
-from rhhn_fairseq.cells.contract import glorot_, orthogonal_
+from rhhn_fairseq.cells.contract import OneMatrixEach, glorot_, orthogonal_
 from rhhn_fairseq.cells.lstm import NOISY, GatedCell, GatedConfig, naive_update
 from rhhn_fairseq.cells.numpy_math import at, drop, over_time
 from rhhn_fairseq.cells.registry import register_cell
@@ -40,32 +41,23 @@ class MILSTMConfig(GatedConfig):
 
 @over_time
 def naive_mlstm(p, config, x, state, noise):
-    """The mLSTM's equations in numpy, one gate at a time, for one step."""
+    """The mLSTM's equations in numpy for one step."""
     h, c = state
-    H = config.hidden_size
     seen = drop(h, config.gal_dropout, at(noise, "gal"))
     m = (x @ p["weight_mx"]) * (seen @ p["weight_mh"])
-    gates = {}
-    for k, gate in enumerate("ifgo"):
-        block = slice(k * H, (k + 1) * H)
-        gates[gate] = x @ p["weight_x"][:, block] + m @ p["weight_m"][:, block] + p["bias"][block]
-    h, c = naive_update(gates, h, c, config, noise)
+    sums = np.split(x @ p["weight_x"] + m @ p["weight_m"] + p["bias"], 4)
+    h, c = naive_update(sums, h, c, config, noise)
     return h, (h, c)
 
 
 @over_time
 def naive_mi_lstm(p, config, x, state, noise):
-    """The MI-LSTM's equations in numpy, one gate at a time, for one step."""
+    """The MI-LSTM's equations in numpy for one step."""
     h, c = state
-    H = config.hidden_size
     seen = drop(h, config.gal_dropout, at(noise, "gal"))
-    gates = {}
-    for k, gate in enumerate("ifgo"):
-        block = slice(k * H, (k + 1) * H)
-        u, v = seen @ p["weight_h"][:, block], x @ p["weight_x"][:, block]
-        a = p["alpha"][block] * v * u + p["beta_1"][block] * u + p["beta_2"][block] * v
-        gates[gate] = a + p["bias"][block]
-    h, c = naive_update(gates, h, c, config, noise)
+    u, v = seen @ p["weight_h"], x @ p["weight_x"]
+    a = p["alpha"] * v * u + p["beta_1"] * u + p["beta_2"] * v + p["bias"]
+    h, c = naive_update(np.split(a, 4), h, c, config, noise)
     return h, (h, c)
 
 
@@ -105,28 +97,20 @@ class MLSTM(GatedCell):
 
 
 @register_cell("mi_lstm", MILSTMConfig, naive_mi_lstm, tests=(NOISY, dict(alpha_init=2.0, beta_init=0.5)))
-class MILSTM(GatedCell):
+class MILSTM(OneMatrixEach, GatedCell):
     """MI-LSTM; see the module's docstring. State: (h [B, H], c [B, H])."""
 
     config: MILSTMConfig
+    input_bias = False
 
     def __init__(self, config: MILSTMConfig):
         super().__init__(config)
-        C, H = config.input_size, config.hidden_size
-        self.weight_x = nn.Parameter(torch.empty(C, 4 * H))
-        self.weight_h = nn.Parameter(torch.empty(H, 4 * H))
+        H = config.hidden_size
+        self.add_matrices(gates=4)
         self.alpha = nn.Parameter(torch.full((4 * H,), float(config.alpha_init)))
         self.beta_1 = nn.Parameter(torch.full((4 * H,), float(config.beta_init)))
         self.beta_2 = nn.Parameter(torch.full((4 * H,), float(config.beta_init)))
         self.bias = nn.Parameter(torch.zeros(4 * H))
-        glorot_(self.weight_x, gates=4)
-        orthogonal_(self.weight_h, gates=4)
-
-    def input_maps(self):
-        return ((self.weight_x, None),)
-
-    def state_matrices(self):
-        return {"weight_h": self.weight_h}
 
     def step(self, g_t, state, noise_t, matrices=None):
         (weight_h,), (h, c), (v,) = matrices or (self.weight_h,), state, g_t

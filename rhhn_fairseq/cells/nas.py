@@ -18,13 +18,11 @@ import torch
 from torch import nn
 
 from rhhn_fairseq.cells.config import CellConfig
-from rhhn_fairseq.cells.contract import glorot_, orthogonal_
+from rhhn_fairseq.cells.contract import OneMatrixEach
 from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import zoneout
 
 
 @over_time
@@ -44,26 +42,17 @@ def naive_nas(p, config, x, state, noise):
 
 
 @register_cell("nas", CellConfig, naive_nas, tests=(dict(gal_dropout=0.2, zoneout=0.1, h_detach=0.5),))
-class NAS(Cell):
+class NAS(OneMatrixEach, Cell):
     """NAS cell; see the module's docstring. State: (h [B, H], c [B, H])."""
 
     config: CellConfig
+    input_bias = False
 
     def __init__(self, config: CellConfig):
         super().__init__(config)
-        C, H = config.input_size, config.hidden_size
-        self.state_sizes = (H, H)
-        self.weight_x = nn.Parameter(torch.empty(C, 8 * H))
-        self.weight_h = nn.Parameter(torch.empty(H, 8 * H))
-        self.bias = nn.Parameter(torch.zeros(8 * H))
-        glorot_(self.weight_x, gates=8)
-        orthogonal_(self.weight_h, gates=8)
-
-    def input_maps(self):
-        return ((self.weight_x, None),)
-
-    def state_matrices(self):
-        return {"weight_h": self.weight_h}
+        self.state_sizes = (config.hidden_size, config.hidden_size)
+        self.add_matrices(gates=8)
+        self.bias = nn.Parameter(torch.zeros(8 * config.hidden_size))
 
     def step(self, g_t, state, noise_t, matrices=None):
         (weight_h,), (h, c) = matrices or (self.weight_h,), state
@@ -74,5 +63,5 @@ class NAS(Cell):
         c = memory * torch.tanh(torch.sigmoid(a2) + a3)
         inner = torch.sigmoid(torch.tanh(a6) + torch.sigmoid(a7))
         new = torch.tanh(c * torch.tanh(torch.tanh(torch.tanh(a4) * torch.sigmoid(a5)) + inner))
-        new = zoneout(h, new, self.config.zoneout, noise_at(noise_t, "zoneout"))
+        new = self.zoned(h, new, noise_t)
         return new, (new, c)

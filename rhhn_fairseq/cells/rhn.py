@@ -33,7 +33,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import highway as op
 from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import detach_by_coin, dropout, lerp, zoneout
+from rhhn_fairseq.ops.regularise import detach_by_coin, dropout, lerp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ class RHN(Cell):
     def step(self, g_t, state, noise_t, matrices=None):
         (old,) = state
         s = self.layers(g_t, old, noise_t, matrices)[-1]
-        s = zoneout(old, s, self.config.zoneout, noise_at(noise_t, "zoneout"))
+        s = self.zoned(old, s, noise_t)
         return s, (s,)
 
     def run_fused(self, g, state, mask_TB, noise, plan):

@@ -37,7 +37,7 @@ from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.ops import highway as op
 from rhhn_fairseq.ops.loop import inner_noise, noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import detach_by_coin, dropout, zoneout
+from rhhn_fairseq.ops.regularise import detach_by_coin, dropout
 from rhhn_fairseq.ops.sequence import expand_noise, masks_of_positions
 
 
@@ -223,5 +223,5 @@ class RolledHyperRHN(Cell):
         if self.taken is not None:
             self.taken.append(torch.stack(scaling).unsqueeze(0))
         s, hyper_s = S.split((H, N), dim=-1)
-        s = zoneout(old, s, config.zoneout, noise_at(noise_t, "zoneout"))
+        s = self.zoned(old, s, noise_t)
         return s, (s, hyper_s)

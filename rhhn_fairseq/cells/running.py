@@ -123,6 +123,10 @@ class Cell(Contract):
             assert kind is not None  # ``select`` chooses torch.nn for named operations only.
             if mask_TB is not None:
                 return torch_nn.run_padded(kind, x_TBC, mask_TB, state, weights, self.training)
+            if noise:
+                return torch_nn.run_between_resets(
+                    kind, x_TBC, noise["resets"], state, weights, self.training
+                )
             if len(x_TBC) == 1:
                 return torch_nn.step(kind, x_TBC, state, weights)
             return torch_nn.run(kind, x_TBC, state, weights, self.training)

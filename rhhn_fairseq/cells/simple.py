@@ -16,13 +16,11 @@ import torch
 from torch import nn
 
 from rhhn_fairseq.cells.config import CellConfig, option
-from rhhn_fairseq.cells.contract import glorot_, orthogonal_
+from rhhn_fairseq.cells.contract import OneMatrixEach, glorot_, orthogonal_
 from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
-from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
-from rhhn_fairseq.ops.regularise import zoneout
 
 ACTIVATIONS: dict[str, tuple[Callable, Callable]] = {
     "tanh": (torch.tanh, np.tanh),
@@ -71,21 +69,12 @@ def naive_jordan(p, config, x, state, noise):
     return y, (y,)
 
 
-class SimpleCell(Cell):
-    """Base of the simple networks, whose steps all end in the same way."""
-
-    def finish(self, new, old, noise_t):
-        """Returns the output and the next state."""
-        new = zoneout(old, new, self.config.zoneout, noise_at(noise_t, "zoneout"))
-        return new, (new,)
-
-
 NOISY = dict(gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
 
 
 @register_cell("elman", ElmanConfig, naive_elman, tests=(NOISY,))
 @register_cell("irnn", ElmanConfig, naive_elman, activation="relu", identity_init=True)
-class Elman(SimpleCell):
+class Elman(OneMatrixEach, Cell):
     """Elman's network and the IRNN; see the module's docstring. State: (h [B, H],).
 
     The IRNN's input weights start normal with standard deviation 0.001 (Le et al. 2015, section 4).
@@ -110,20 +99,15 @@ class Elman(SimpleCell):
         if self.config.identity_init:
             self.weight_h.data.zero_().fill_diagonal_(1.0)
 
-    def input_maps(self):
-        return ((self.weight_x, self.bias),)
-
-    def state_matrices(self):
-        return {"weight_h": self.weight_h}
-
     def step(self, g_t, state, noise_t, matrices=None):
         (weight_h,), (h,) = matrices or (self.weight_h,), state
         a = affine(self.recurrent_input(h, noise_t), weight_h, g_t[0])
-        return self.finish(ACTIVATIONS[self.config.activation][0](a), h, noise_t)
+        new = self.zoned(h, ACTIVATIONS[self.config.activation][0](a), noise_t)
+        return new, (new,)
 
 
 @register_cell("jordan", JordanConfig, naive_jordan, tests=(NOISY, dict(inner_size=5)))
-class Jordan(SimpleCell):
+class Jordan(OneMatrixEach, Cell):
     """Jordan's network; see the module's docstring. State: (y [B, H],), which is the output."""
 
     config: JordanConfig
@@ -142,14 +126,9 @@ class Jordan(SimpleCell):
             glorot_(weight)
         orthogonal_(self.weight_h)
 
-    def input_maps(self):
-        return ((self.weight_x, self.bias),)
-
-    def state_matrices(self):
-        return {"weight_h": self.weight_h}
-
     def step(self, g_t, state, noise_t, matrices=None):
         (weight_h,), (y,) = matrices or (self.weight_h,), state
         u = torch.tanh(affine(self.recurrent_input(y, noise_t), weight_h, g_t[0]))
-        new = affine(u, self.weight_y, self.bias_y)
-        return self.finish(ACTIVATIONS[self.config.activation][0](new), y, noise_t)
+        new = ACTIVATIONS[self.config.activation][0](affine(u, self.weight_y, self.bias_y))
+        new = self.zoned(y, new, noise_t)
+        return new, (new,)

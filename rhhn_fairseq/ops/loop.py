@@ -4,7 +4,8 @@ code.
 Shapes: T time, B batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,25 +37,37 @@ def scan(
     Returns:
         the step's outputs [T, B, ...], and the state after the last step.
     """
-    resets = None
+    resets: Any = None
     if noise is not None and "resets" in noise:
         resets, noise = noise["resets"], {name: noise[name] for name in noise if name != "resets"}
     if isinstance(g[0].shape[0], torch.SymInt) and not noise and torch.compiler.is_exporting():
         return _scan_any_length(step, g, state, mask_TB, resets)
-    outputs = []
+    mask_TB1: Any
+    mask_TB1, outputs = None if mask_TB is None else mask_TB.unsqueeze(-1), []
+    cleared = () if resets is None else steps_with(resets)
+    padded = () if mask_TB1 is None else steps_with(~mask_TB1)
     # Unbinding once gives one backward node that stacks. If every step indexed, each step's backward would
     # fill a tensor as large as the sequence.
     for t, g_t in enumerate(zip(*(tensor.unbind(0) for tensor in g), strict=True)):
-        if resets is not None:
+        if t in cleared:
             state = clear_state(resets[t], state)
-        (y, *others), new = step(g_t, state, slice_noise(noise, t))
-        if mask_TB is not None:
-            real_B1 = mask_TB[t].unsqueeze(-1)
-            y = y.masked_fill(~real_B1, 0.0)
-            new = keep_state(real_B1, new, state)
-        outputs.append((y, *others))
-        state = new
-    return tuple(torch.stack(each) for each in zip(*outputs, strict=True)), state
+        out, new = step(g_t, state, slice_noise(noise, t))
+        state = keep_state(mask_TB1[t], new, state) if t in padded else new
+        outputs.append(out)
+    y, *others = (torch.stack(each) for each in zip(*outputs, strict=True))
+    return (y if mask_TB1 is None else y.masked_fill(~mask_TB1, 0.0), *others), state
+
+
+def steps_with(rows: Tensor) -> Collection[int]:
+    """Returns the steps at which something is true, of bool [T, B] or [T, B, 1].
+
+    Where reading it would wait for a GPU or is impossible, these are all steps.
+    """
+    if rows.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return range(rows.shape[0])
+    if type(rows) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(rows):
+        return range(rows.shape[0])
+    return set(rows.flatten(1).any(1).nonzero().flatten().tolist())
 
 
 def _scan_any_length(

@@ -42,6 +42,8 @@ def zoneout(previous: Tensor, new: Tensor, rate: float, keep_previous: Tensor | 
 
 def lerp(start: Tensor, end: Tensor, weight: Tensor) -> Tensor:
     """Returns ``start + weight (end - start)`` in the widest of their types, which differ under autocast."""
+    if start.dtype == end.dtype == weight.dtype:
+        return torch.lerp(start, end, weight)
     dtype = torch.promote_types(torch.promote_types(start.dtype, end.dtype), weight.dtype)
     return torch.lerp(start.to(dtype), end.to(dtype), weight.to(dtype))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops.loop import Noise
+from rhhn_fairseq.ops.loop import Noise, steps_with
 from rhhn_fairseq.ops.matmul.gemm import mm
 
 BLOCK_ROWS = 1536
@@ -23,8 +23,7 @@ Run = Callable[[int, int], None]
 class Resets:
     """Where the states of sequences start anew from zeros, within a pass over their steps.
 
-    Between two resets the steps run as they would without. On a GPU, where reading them would wait for the
-    device, every step counts as one.
+    Between two resets the steps run as they would without.
 
     Args:
         resets_TB: bool, true before the steps at which a state starts anew; None for nowhere. Those of step 0
@@ -32,11 +31,8 @@ class Resets:
     """
 
     def __init__(self, resets_TB: Tensor | None):
-        self.resets_TB, self.steps = resets_TB, set[int]()
-        if resets_TB is not None:
-            on_cpu = resets_TB.device.type == "cpu"
-            T = len(resets_TB)
-            self.steps = set(resets_TB.any(1).nonzero().flatten().tolist() if on_cpu else range(T)) - {0}
+        self.resets_TB = resets_TB
+        self.steps = set(() if resets_TB is None else steps_with(resets_TB)) - {0}
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         cuts = sorted({start, stop, *(t for t in self.steps if start < t < stop)})
@@ -45,9 +41,10 @@ class Resets:
     def _clear(self, t: int, tensors: Sequence[Tensor | None]) -> None:
         if t in self.steps:
             assert self.resets_TB is not None
+            begins_B1 = self.resets_TB[t].unsqueeze(-1)
             for tensor in tensors:
                 if tensor is not None:
-                    tensor.masked_fill_(self.resets_TB[t].unsqueeze(-1), 0.0)
+                    tensor.masked_fill_(begins_B1, 0.0)
 
     def forward(self, run: Run, start: int, stop: int, states: Sequence[Tensor]) -> None:
         """Runs steps forward.

@@ -452,6 +452,22 @@ def test_resets_equal_sequences_cut_there(name, options, monkeypatch):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 
+def test_torchs_gru_takes_resets(monkeypatch):
+    cell = build("gru", {})
+    x, state = draw_inputs(cell, 9, 4)
+    resets = torch.zeros(9, 4, dtype=torch.bool)
+    resets[[0, 3, 3, 8], [1, 0, 2, 3]] = True
+    results = []
+    for backend in ("torch_nn", "reference"):
+        monkeypatch.setenv("RHHN_KERNEL", backend)
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, *state)]
+        y, final = cell(leaves[0], tuple(leaves[1:]), resets_TB=resets)
+        loss = (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum() + final[0].sum()
+        results.append([y, *final, *torch.autograd.grad(loss, [*leaves, *cell.parameters()])])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
 SCALED = [
     pytest.param(*case.values, id=case.id)
     for case in _cases()

@@ -202,7 +202,8 @@ def _torch_nn_obstacle(request: Request) -> str | None:
         return "torch.nn has LSTM and GRU only"
     if request.dtype == torch.float16 and request.device.type == "cpu" and request.rounds == "autocast":
         return "torch.nn has no float16 under autocast on a CPU"
-    if request.operation == "gru" and request.extras == ("padding masks",):
+    pieces = [("padding masks",)] if request.device.type == "cuda" else [("padding masks",), ("resets",)]
+    if request.operation == "gru" and request.extras in pieces:
         return None
     return f"torch.nn has no {request.extras[0]}" if request.extras else None
 

@@ -6,12 +6,13 @@ constant forget bias, or the GRU's bias inside the reset gate.
 Shapes: T time, B batch, C input, H hidden, G gates times H; gates i, f, g, o or r, z, n as in the cells.
 """
 
+import itertools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-State = tuple[Tensor, ...]
+from rhhn_fairseq.ops.loop import State, clear_state
 
 
 class Weights(NamedTuple):
@@ -45,6 +46,22 @@ def run(kind: str, x_TBC: Tensor, state: State, weights: Weights, training: bool
     else:
         y_TBH, *after = torch.gru(x_TBC, states[0], flat, True, 1, 0.0, keeps, False, False)
     return y_TBH, tuple(new.squeeze(0).to(old.dtype) for new, old in zip(after, state, strict=True))
+
+
+def run_between_resets(
+    kind: str, x_TBC: Tensor, resets_TB1: Tensor, state: State, weights: Weights, training: bool
+) -> tuple[Tensor, State]:
+    """Runs a GRU from one step with resets to the next; other arguments as for ``run``.
+
+    An LSTM's fused operation is faster: torch prepares the weights for every piece.
+    """
+    weights = Weights(*(None if tensor is None else tensor.contiguous() for tensor in weights))  # type: ignore
+    starts = sorted({0, *resets_TB1.any(1).flatten().nonzero().flatten().tolist()})
+    sizes, outputs = [stop - start for start, stop in itertools.pairwise((*starts, len(x_TBC)))], []
+    for start, x in zip(starts, x_TBC.split(sizes), strict=True):
+        y_TBH, state = run(kind, x, clear_state(resets_TB1[start], state), weights, training)
+        outputs.append(y_TBH)
+    return torch.cat(outputs), state
 
 
 def run_padded(
