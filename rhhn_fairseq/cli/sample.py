@@ -31,6 +31,11 @@ def main(argv=None) -> None:
     parser.add_argument(
         "--top-k", type=int, default=0, help="sample from the k likeliest only (default: all)"
     )
+    text = "sample from the fewest likeliest that have this probability together (default: all)"
+    parser.add_argument("--top-p", type=float, default=1.0, help=text)
+    parser.add_argument("--stop", metavar="TEXT", help="a sample ends with this text, or after --length")
+    text = "samples, drawn at once and printed when all are complete (default: 1, printed as it is drawn)"
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help=text)
     parser.add_argument(
         "--weights",
         metavar="FILE",
@@ -38,14 +43,17 @@ def main(argv=None) -> None:
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of the samples (default: %(default)s)")
     args = parser.parse_args(argv)
-    if args.length < 1:
-        raise UsageError(f"--length {args.length} is too small, the smallest is 1")
+    for name in ("length", "batch"):
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name} {getattr(args, name)} is too small, the smallest is 1")
+    if args.batch > 1 and args.weights is not None:
+        raise UsageError("--weights draws one text; leave out --batch")
     check_model(args)
 
     from rhhn_fairseq.data.text.words import prompt_indices
     from rhhn_fairseq.generate.characters import SamplingConfig, generate
 
-    config = SamplingConfig(args.temperature, args.top_k, args.seed)
+    config = SamplingConfig(args.temperature, args.top_k, args.top_p, args.seed)
     if args.weights is not None:
         from rhhn_fairseq.inspection.pictures import save_reading
         from rhhn_fairseq.inspection.plotting import check_picture
@@ -55,14 +63,25 @@ def main(argv=None) -> None:
         check_picture("--weights", args.weights, [args.checkpoint], page=True)
     model, vocabulary = load(args.checkpoint, args.data)
     prompt = prompt_indices(vocabulary, args.prompt)
-    entries = list(prompt)
+    stop = prompt_indices(vocabulary, args.stop, "--stop")[1:] if args.stop else None
     if args.weights is not None:
         check_length(len(prompt) - 1 + args.length)
+    texts, going = [list(prompt) for _ in range(args.batch)], set(range(args.batch))
     decoder = vocabulary.incremental_decoder()
-    print(decoder.feed(prompt[1:]), end="", flush=True)
-    for entry in islice(generate(model, prompt, config), args.length):
-        print(decoder.feed([entry]), end="", flush=True)
-        entries.append(entry)
-    print(decoder.finish())
+    print(decoder.feed(prompt[1:]) if args.batch == 1 else "", end="", flush=True)
+    for drawn in islice(generate(model, prompt, config, args.batch), args.length):
+        for row in list(going):
+            texts[row].append(drawn[row])
+            if stop and texts[row][len(prompt) :][-len(stop) :] == stop:
+                going.remove(row)
+        if args.batch == 1:
+            print(decoder.feed(drawn), end="", flush=True)
+        if not going:
+            break
+    if args.batch == 1:
+        print(decoder.finish())
+    for number, text in enumerate(texts if args.batch > 1 else (), 1):
+        decoder = vocabulary.incremental_decoder()
+        print(f"--- {number}\n{decoder.feed(text[1:])}{decoder.finish()}")
     if args.weights is not None:
-        save_reading(read_text(model, vocabulary, entries), args.weights)
+        save_reading(read_text(model, vocabulary, texts[0]), args.weights)

@@ -18,6 +18,9 @@ class SamplingConfig:
 
     temperature: float = option(1.0, help="divides the logits; 0: always take the likeliest", low=0)
     top_k: int = option(0, help="sample from the k likeliest only; 0: from all", low=0)
+    top_p: float = option(
+        1.0, help="sample from the fewest likeliest that have this probability together", low=0, high=1
+    )
     seed: int = option(1, help="seed of the samples", low=0, high=LARGEST_SEED)
 
     def __post_init__(self):
@@ -33,25 +36,34 @@ def draw(logits_BD: Tensor, config: SamplingConfig, generator: torch.Generator) 
         logits_BD = torch.full_like(logits_BD, float("-inf")).scatter(-1, entries, best)
     # In float64, and relative to the largest, so that a small temperature does not overflow.
     scaled = (logits_BD.double() - logits_BD.amax(dim=-1, keepdim=True).double()) / config.temperature
-    return torch.multinomial(scaled.softmax(dim=-1), 1, generator=generator).squeeze(-1)
+    shares = scaled.softmax(dim=-1)
+    if config.top_p < 1:
+        # Holtzman et al. 2020 (arXiv 1904.09751): those before which at most top_p lies.
+        sorted_, entries = shares.sort(dim=-1, descending=True)
+        sorted_ = sorted_.where(sorted_.cumsum(-1) - sorted_ <= config.top_p, 0.0)
+        shares = torch.zeros_like(shares).scatter(-1, entries, sorted_)
+    return torch.multinomial(shares, 1, generator=generator).squeeze(-1)
 
 
 @torch.no_grad()
-def generate(model: nn.Module, prompt: list[int], config: SamplingConfig) -> Iterator[int]:
-    """Yields dictionary indices one after another, without end.
+def generate(
+    model: nn.Module, prompt: list[int], config: SamplingConfig, batch: int = 1
+) -> Iterator[list[int]]:
+    """Yields the next dictionary index of each text, without end.
 
     Args:
         model: on the CPU; has ``embed``, ``stack`` and ``output``, as ``CharLM`` does; it is set to
             evaluation mode.
         prompt: dictionary indices read first, at least one.
-        config: how to draw.
+        config: how to draw. batch: how many texts continue the prompt.
     """
     model.eval()
     generator = torch.Generator().manual_seed(config.seed)
     state, tokens = None, torch.tensor(prompt).unsqueeze(1)
     for chunk in tokens.split(PROMPT_CHUNK):
         y, state = model.stack(model.embed(chunk), state)
+    y, state = y[-1:].expand(-1, batch, -1), tuple(entry.expand(batch, -1) for entry in state)
     while True:
         entry = draw(model.output(y[-1]), config, generator)
-        yield int(entry)
+        yield entry.tolist()
         y, state = model.stack(model.embed(entry.unsqueeze(0)), state)

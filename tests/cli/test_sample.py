@@ -1,6 +1,7 @@
 """Networks as safetensors and JSON, those that the package has, and the scripts that read them."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -80,6 +81,20 @@ def test_a_converted_handwriting_model_writes_as_the_checkpoint(tmp_path, capsys
     drawn = ["--text", text, "--lines", 1, "--points", 9, "--output", tmp_path / "line.svg"]
     assert run(write, tmp_path, *drawn) == 0
     assert (tmp_path / "line.svg").stat().st_size > 1000
+
+
+def test_samples_of_a_batch_end_with_the_text_that_stops_them(saved, capsys):
+    line = [saved, "--prompt", "the ", "--length", 200, "--temperature", 0.9]
+    assert run(sample, *line, "--batch", 40, "--stop", "at") == 0
+    texts = re.split(r"--- \d+\n", capsys.readouterr().out)[1:]
+    sampled = [text.removesuffix("\n").removeprefix("the ") for text in texts]
+    assert len(set(sampled)) > 30 and all(text.startswith("the ") for text in texts)
+    ended = [text for text in sampled if len(text) < 200]
+    assert ended and all(text.endswith("at") and text.count("at") == 1 for text in ended)
+    assert all("at" not in text for text in sampled if text not in ended)
+    assert run(sample, *line, "--stop", "at") == 0
+    alone = capsys.readouterr().out.removesuffix("\n").removeprefix("the ")
+    assert alone.find("at") in (-1, len(alone) - 2)
 
 
 @pytest.mark.parametrize("script", [sample, write], ids=["sample", "write"])

@@ -77,7 +77,7 @@ def test_the_text_is_that_of_sampling_and_its_changes_those_of_reading(client, m
     vocabulary = models.vocabulary
     entries = [vocabulary.encode("\n")[0], *vocabulary.encode("def ")]
     drawn = generate(models.characters, entries, SamplingConfig(0.5, seed=4))
-    entries += [next(drawn) for _ in range(20)]
+    entries += [next(drawn)[0] for _ in range(20)]
     reading = read_text(models.characters, vocabulary, entries)
     assert tuple(row["symbol"] for row in rows) == reading.symbols
     # Rows have five digits. The first change is that from the zero state, which both leave out.

@@ -43,6 +43,16 @@ def test_top_k_draws_from_the_likeliest():
     assert torch.equal(drawn(top_k=9), drawn(top_k=0))
 
 
+@pytest.mark.parametrize(
+    "top_p, kept", [(0.0, [3]), (0.5, [3]), (0.7, [3, 0]), (0.95, [3, 0, 2]), (1.0, [3, 0, 2, 4])]
+)
+def test_top_p_draws_from_the_fewest_that_have_it_together(top_p, kept):
+    shares, expected = frequencies(drawn(top_p=top_p)), torch.zeros(5)
+    # Of the probabilities 0.24, 0, 0.09, 0.64 and 0.03.
+    expected[kept] = LOGITS[kept].softmax(0)
+    torch.testing.assert_close(shares, expected, rtol=0, atol=NOISE)
+
+
 def test_the_seed_decides():
     assert torch.equal(drawn(seed=3), drawn(seed=3))
     assert not torch.equal(drawn(seed=3), drawn(seed=4))
@@ -53,7 +63,8 @@ def test_temperature_zero_takes_the_likeliest_and_a_small_one_does_not_overflow(
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -1.0}, {"temperature": float("inf")}, {"top_k": -1}, {"seed": 2**64}]
+    "options",
+    [{"temperature": -1.0}, {"temperature": float("inf")}, {"top_k": -1}, {"top_p": 1.1}, {"seed": 2**64}],
 )
 def test_what_cannot_be_drawn_is_refused(options):
     with pytest.raises(UsageError, match=next(iter(options)).replace("_", "-")):
