@@ -49,7 +49,10 @@ def main(argv=None) -> None:
     for path in paths:
         print(f"written: {path}")
     if not args.no_changes and (changes := stroke_changes(lines)) is not None:
-        print(changes)
+        print(
+            "the weights change by {:.3g} in a step within strokes, {:.3g} where one ends, "
+            "{:.3g} where the next begins".format(*changes)
+        )
     for line in lines:
         if not line.finished:
             print(f"not finished within --points: {line.text!r}", file=sys.stderr)

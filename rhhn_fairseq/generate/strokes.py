@@ -255,29 +255,14 @@ def stub(line: Written) -> int:
     return last if line.cut and last <= LONGEST_STUB and last < written else 0
 
 
-@dataclass(frozen=True)
-class StrokeChanges:
-    """Mean changes of the weights per step, as root mean squares over the matrices.
+def stroke_changes(lines: Sequence[Written]) -> tuple[float, float, float] | None:
+    """Returns mean changes of the weights per step, as root mean squares over the matrices.
 
-    Attributes:
-        within: in the steps that read a point within a stroke, nan if there are none.
-        at_the_end: in those that read the last point of a stroke.
-        at_the_start: in those that read the first point of a stroke that follows another.
+    Returns:
+        the means over the steps that read a point within a stroke, nan if there are none; that read the last
+        point of a stroke; and that read the first point of a stroke that follows another. None if no weights
+        change or no step reads an end or a start.
     """
-
-    within: float
-    at_the_end: float
-    at_the_start: float
-
-    def __str__(self):
-        return (
-            f"the weights change by {self.within:.3g} in a step within strokes, "
-            f"{self.at_the_end:.3g} where one ends, {self.at_the_start:.3g} where the next begins"
-        )
-
-
-def stroke_changes(lines: Sequence[Written]) -> StrokeChanges | None:
-    """Returns the means over drawn points; None if no weights change or no step reads an end or a start."""
     read: list[list[float]] = [[], [], []]
     for line in lines:
         if not line.names:
@@ -290,5 +275,5 @@ def stroke_changes(lines: Sequence[Written]) -> StrokeChanges | None:
             read[place].append(float(sizes[n]))
     if not (read[1] and read[2]):
         return None
-    within, at_the_end, at_the_start = (np.mean(values) if values else np.nan for values in read)
-    return StrokeChanges(within, at_the_end, at_the_start)
+    within, at_the_end, at_the_start = (float(np.mean(values)) if values else np.nan for values in read)
+    return within, at_the_end, at_the_start
