@@ -57,10 +57,10 @@ from rhhn_fairseq.cells.lstm import (
 from rhhn_fairseq.cells.numpy_math import at, drop, over_time
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops import hyper_lstm as op
-from rhhn_fairseq.ops.lstm import gather_masks
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
+from rhhn_fairseq.ops.sequence import gather_masks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,7 @@ from rhhn_fairseq.ops.loop import inner_noise, noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
 from rhhn_fairseq.ops.regularise import detach_by_coin, draw_mask, dropout
+from rhhn_fairseq.ops.sequence import gather_masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ class HyperRHN(Cell):
     def run_fused(self, g, state, mask_TB, noise, plan):
         config, (gx, trace, *first) = self.config, g
         first_TB1 = first[0] if first else None
-        masks = op.gather_masks(mask_TB, first_TB1, noise, config.gal_dropout, gx, config.rhn_depth)
+        masks = gather_masks(mask_TB, noise, config.gal_dropout, gx, config.rhn_depth, first_TB1)
         numbers = op.HighwayNumbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout)
         biases = op.Biases(torch.stack(list(self.bias_s)), self.bias_x, self.z_shift())
         hyper: tuple[Tensor, Tensor] = (trace, self.weight_z)

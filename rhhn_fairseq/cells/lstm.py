@@ -40,6 +40,7 @@ from rhhn_fairseq.ops.regularise import (
     layer_norm,
     zoneout,
 )
+from rhhn_fairseq.ops.sequence import gather_masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +193,7 @@ class LSTM(OneMatrixEach, GatedCell):
             h, c = native.lstm_gates(a, state[1], self.config.forget_bias)
             # The output is a copy, because it may be changed in place.
             return h.unsqueeze(0).clone(), (h, c)
-        masks = op.gather_masks(mask_TB, noise, self.config.gal_dropout, g[0])
+        masks = gather_masks(mask_TB, noise, self.config.gal_dropout, g[0])
         return op.lstm(g[0], state, self.weight_h, self.norm(), masks, self.numbers(), plan)
 
     def extras(self, mask_TB, noise):

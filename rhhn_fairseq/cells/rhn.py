@@ -34,6 +34,7 @@ from rhhn_fairseq.ops import highway as op
 from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, dropout, lerp
+from rhhn_fairseq.ops.sequence import gather_masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +192,7 @@ class RHN(Cell):
 
     def _run_highway(self, g, state, mask_TB, noise, plan, trace):
         config, gx = self.config, g[0]
-        masks = op.gather_masks(mask_TB, None, noise, config.gal_dropout, gx, config.rhn_depth)
+        masks = gather_masks(mask_TB, noise, config.gal_dropout, gx, config.rhn_depth)
         numbers = op.HighwayNumbers(1.0 / (1.0 - config.recurrent_dropout), config.zoneout, float(trace))
         biases = op.Biases(torch.stack(list(self.bias_s)))
         y, s = op.highway(gx, state[0], list(self.weight_s), biases, (), masks, numbers, plan)

@@ -38,7 +38,7 @@ from rhhn_fairseq.ops import highway as op
 from rhhn_fairseq.ops.loop import inner_noise, noise_at
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import detach_by_coin, dropout
-from rhhn_fairseq.ops.sequence import expand_noise, masks_of_positions
+from rhhn_fairseq.ops.sequence import expand_noise, gather_masks, masks_of_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class RolledHyperRHN(Cell):
             main_noise["update"], hyper_noise["update"] = self._split(update, L)
 
         keep_scale = 1.0 / (1.0 - config.recurrent_dropout)
-        masks = op.gather_masks(mask_TB, None, hyper_noise, 0.0, hyper_gx, L)
+        masks = gather_masks(mask_TB, hyper_noise, 0.0, hyper_gx, L)
         trace, hyper_last = op.highway(
             hyper_gx + hyper_bias_x.to(gx.dtype),
             hyper_s,
@@ -180,7 +180,7 @@ class RolledHyperRHN(Cell):
             z = before_TBLN.unflatten(-1, (L, N)) @ repeats + config.hyper_bias
             self.taken.append(z.transpose(1, 2))
 
-        masks = op.gather_masks(mask_TB, None, main_noise, config.gal_dropout, main_gx, L)
+        masks = gather_masks(mask_TB, main_noise, config.gal_dropout, main_gx, L)
         y, s = op.highway(
             main_gx,
             s,

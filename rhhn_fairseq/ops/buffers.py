@@ -125,7 +125,7 @@ class Highway:
         resets: [T, B], where the state starts anew, see ``sequence.Resets``.
         keep: [T, B, L H], kept units of the transform gate. share: [T], state type: factors of the gradient
             of s through W_0.
-        zone: [T, B, H], units of the time step's state that keep their value; without it ``zone_rate`` is
+        zone_h: [T, B, H], units of the time step's state that keep their value; without it ``zone_rate`` is
             the share of the old value that is kept.
         s0: [B, H], state type. s: [L, T, B, H], state type, the state after each layer. o: the same as
             operands; None if operands have the state type.
@@ -148,7 +148,7 @@ class Highway:
     resets: Tensor | None = None
     keep: Tensor | None = None
     keep_scale: float = 1.0
-    zone: Tensor | None = None
+    zone_h: Tensor | None = None
     zone_rate: float = 0.0
     share: Tensor | None = None
     trace: float = 0.0

@@ -63,7 +63,7 @@ def steps_with(rows: Tensor) -> Collection[int]:
 
     Where reading it would wait for a GPU or is impossible, these are all steps.
     """
-    if rows.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if rows.is_cuda or rows.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return range(rows.shape[0])
     if type(rows) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(rows):
         return range(rows.shape[0])

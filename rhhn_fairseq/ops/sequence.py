@@ -4,11 +4,13 @@ Shapes: T time, B batch, H hidden, G columns of a weight.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops.buffers import state_dtype
 from rhhn_fairseq.ops.loop import Noise, steps_with
 from rhhn_fairseq.ops.matmul.gemm import mm
 
@@ -53,6 +55,8 @@ class Resets:
             states: tensors [T, B, ·] of the states after each step, which the next step reads. They are
                 cleared before a reset.
         """
+        if not self.steps:
+            return run(start, stop)
         for first, last in self._spans(start, stop):
             self._clear(first, [state[first - 1] for state in states])
             run(first, last)
@@ -124,6 +128,64 @@ def expand_noise(noise: Noise | None, name: str, *shape: int) -> Tensor | None:
             "(RHHN_KERNEL=reference takes every shape that a step can use)"
         )
     return draw.expand(shape).contiguous()
+
+
+class Masks(NamedTuple):
+    """Padding and noise of a pass, see ``buffers``; every field is optional, and no network has all."""
+
+    mask: Tensor | None = None
+    first: Tensor | None = None
+    gal: Tensor | None = None
+    keep: Tensor | None = None
+    zone_h: Tensor | None = None
+    zone_c: Tensor | None = None
+    share: Tensor | None = None
+    c_scale: Tensor | None = None
+    resets: Tensor | None = None
+
+    def of(self, kind: type) -> dict[str, Tensor | None]:
+        """Returns by name those that buffers of a kind have."""
+        return {name: getattr(self, name) for name in self._fields if hasattr(kind, name)}
+
+
+def gather_masks(
+    mask_TB: Tensor | None,
+    noise: Noise | None,
+    gal_rate: float,
+    g_TBG: Tensor,
+    layers: int | None = None,
+    first_TB1: Tensor | None = None,
+) -> Masks:
+    """Returns the padding and the noise that a cell drew, in the form that the operations take.
+
+    Args:
+        noise: entries ``gal``, ``update``, ``zoneout``, ``zoneout_c``, ``h_detach``, ``c_detach``,
+            ``resets``.
+        gal_rate: rate of Gal dropout. g_TBG: sums of the gates or projection of the input.
+        layers: of a highway network, G = 2 H; None for an LSTM, G = 4 H.
+        first_TB1: where layer 0 of a highway network leaves its bias out.
+
+    Raises:
+        UsageError: an entry's shape cannot be expanded to what the operation reads.
+    """
+    mask_TB, resets_TB = masks_of_positions(mask_TB, noise)
+    first = None if first_TB1 is None else first_TB1.squeeze(-1).contiguous()
+    if not noise:
+        return Masks(mask_TB, first)
+    (T, B, G), wide = g_TBG.shape, state_dtype(g_TBG.dtype)
+    H = G // 4 if layers is None else G // 2
+    once = layers is None and "update" in noise and len(noise["update"]) == 1
+    return Masks(
+        mask_TB,
+        first,
+        gal_mask(noise, gal_rate, B, H, g_TBG.dtype),
+        expand_noise(noise, "update", 1 if once else T, B, (layers or 1) * H),
+        expand_noise(noise, "zoneout", T, B, H),
+        expand_noise(noise, "zoneout_c", T, B, H),
+        gradient_share(noise, "h_detach", T, wide),
+        gradient_share(noise, "c_detach", T, wide),
+        resets_TB,
+    )
 
 
 def masks_of_positions(mask_TB: Tensor | None, noise: Noise | None) -> tuple[Tensor | None, Tensor | None]:

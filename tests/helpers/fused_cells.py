@@ -3,7 +3,8 @@
 import torch
 
 from rhhn_fairseq.cells import CELLS, build_cell
-from rhhn_fairseq.ops.backends import FUSED, available
+from rhhn_fairseq.cells.selection import available_backends
+from rhhn_fairseq.ops.backends import FUSED
 
 GATED_NOISE = dict(
     recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2, h_detach=0.5, c_detach=0.5
@@ -27,10 +28,7 @@ FUSED_CELLS = {entry.cell for entry in CELLS.values() if getattr(entry.cell, "op
 
 def backends(cell, device="cpu", dtype=torch.float32):
     """Names of the backends that run a cell with masks and noise, the preferred first."""
-    x, state = torch.empty(2, 1, cell.config.input_size, dtype=dtype), cell.zero_state(1, dtype=dtype)
-    request = cell.request(x, state, None, cell.sample_noise(1, 1) if cell.training else None)
-    extras = (*request.extras, "padding masks")
-    return available(request._replace(device=torch.device(device), dtype=dtype, extras=extras))
+    return available_backends(cell, device, dtype, padded=True)
 
 
 def make_cell(name, options=(), C=4, H=5, dtype=torch.float64):

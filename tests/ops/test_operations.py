@@ -316,7 +316,7 @@ def test_a_single_row_may_have_any_stride():
     state = (torch.zeros(1, H, dtype=torch.float64),) * 2
     weight = torch.randn(H, 4 * H, dtype=torch.float64)
     expected, found = (
-        lstm.lstm(g, state, weight, [], lstm.GatedMasks(), lstm.GatedNumbers(1.0), plan)[0] for plan in plans
+        lstm.lstm(g, state, weight, [], sequence.Masks(), lstm.GatedNumbers(1.0), plan)[0] for plan in plans
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
 

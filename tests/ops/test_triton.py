@@ -235,10 +235,11 @@ def test_sums_have_a_slot_for_every_program():
 
 @installed
 def test_buffers_that_are_not_rows_are_refused():
-    from rhhn_fairseq.ops.lstm import GatedMasks, GatedNumbers, make_buffers
+    from rhhn_fairseq.ops.lstm import GatedNumbers, make_buffers
+    from rhhn_fairseq.ops.sequence import Masks
 
     h, c = torch.zeros(3, 2, 5), torch.zeros(3, 5, 2).transpose(1, 2)
     u = torch.zeros(3, 2, 20)
-    buffers = make_buffers((u, h, c), (h[0], c[0]), [], GatedMasks(), GatedNumbers(1.0))
+    buffers = make_buffers((u, h, c), (h[0], c[0]), [], Masks(), GatedNumbers(1.0))
     with pytest.raises(ValueError, match="c of strides"):
         implementation.step(buffers, None)

@@ -221,7 +221,7 @@ class _HighwayStep:
         here = None if p.mask is None else p.mask[t].bool().unsqueeze(-1)
         last = layer == self.L - 1
         if last:
-            new = zone(start, new, p.zone, t, p.zone_rate)
+            new = zone(start, new, p.zone_h, t, p.zone_rate)
         if last or p.trace:
             y = p.y[t, :, layer * self.H : (layer + 1) * self.H] if p.trace else p.y[t]
             y.copy_(new if here is None else new * here)
@@ -243,7 +243,7 @@ class _HighwayStep:
             ds = ds * here
         if last:
             # With ``trace`` the last layer is read before zoneout, but then there is no zoneout.
-            stays = share(p.zone, t, p.zone_rate, self.dtype)
+            stays = share(p.zone_h, t, p.zone_rate, self.dtype)
             past = ds * stays
             grads.past.copy_(past if here is None else torch.where(here, past, arriving))
             ds = ds * (1 - stays)

@@ -18,16 +18,7 @@ from rhhn_fairseq.ops.backends import Plan, graphs, plan_named, pointwise
 from rhhn_fairseq.ops.buffers import UNSET, Highway, HighwayGradients, state_dtype
 from rhhn_fairseq.ops.highway.products import Products, hypervectors, is_rank_scaled, make_products
 from rhhn_fairseq.ops.library import differentiate, operation
-from rhhn_fairseq.ops.loop import Noise
-from rhhn_fairseq.ops.sequence import (
-    Resets,
-    expand_noise,
-    gal_mask,
-    gradient_share,
-    masks_of_positions,
-    or_zeros,
-    through_recurrence,
-)
+from rhhn_fairseq.ops.sequence import Masks, Resets, or_zeros, through_recurrence
 
 
 class Biases(NamedTuple):
@@ -46,18 +37,6 @@ class Biases(NamedTuple):
     bias_z: Tensor | None = None
 
 
-class HighwayMasks(NamedTuple):
-    """Padding and noise of a pass; every field is optional, see ``buffers.Highway``."""
-
-    mask: Tensor | None = None
-    first: Tensor | None = None
-    gal: Tensor | None = None
-    keep: Tensor | None = None
-    zone: Tensor | None = None
-    share: Tensor | None = None
-    resets: Tensor | None = None
-
-
 class HighwayNumbers(NamedTuple):
     """The scalars of a pass.
 
@@ -72,44 +51,13 @@ class HighwayNumbers(NamedTuple):
     trace: float = 0.0
 
 
-def gather_masks(
-    mask_TB: Tensor | None,
-    first_TB1: Tensor | None,
-    noise: Noise | None,
-    gal_rate: float,
-    gx_TBG: Tensor,
-    layers: int,
-) -> HighwayMasks:
-    """Returns the padding and the noise that a cell drew, in the form that the operation takes.
-
-    Args:
-        noise: entries ``gal``, ``update``, ``zoneout``, ``h_detach``, ``resets``.
-        gal_rate: rate of Gal dropout. gx_TBG: projection of the input, G = 2 H.
-
-    Raises:
-        UsageError: an entry's shape cannot be expanded to what the operation reads.
-    """
-    (T, B, G), dtype = gx_TBG.shape, gx_TBG.dtype
-    H = G // 2
-    mask_TB, resets_TB = masks_of_positions(mask_TB, noise)
-    return HighwayMasks(
-        mask_TB,
-        None if first_TB1 is None else first_TB1.squeeze(-1).contiguous(),
-        gal_mask(noise, gal_rate, B, H, dtype),
-        expand_noise(noise, "update", T, B, layers * H),
-        expand_noise(noise, "zoneout", T, B, H),
-        gradient_share(noise, "h_detach", T, state_dtype(dtype)),
-        resets_TB,
-    )
-
-
 def highway(
     gx: Tensor,
     s0: Tensor,
     weights: Sequence[Tensor],
     biases: Biases,
     hyper: Sequence[Tensor],
-    masks: HighwayMasks,
+    masks: Masks,
     numbers: HighwayNumbers,
     plan: Plan,
 ) -> tuple[Tensor, Tensor]:
@@ -186,7 +134,7 @@ def highway_op(
 
 def _make_buffers(biases: Sequence, masks: Sequence, numbers: Sequence[float], **sequence: Any) -> Highway:
     """Returns the buffers of a pass; see ``buffers.Highway`` for the names."""
-    further = Biases(*biases)._asdict() | HighwayMasks(*masks)._asdict() | HighwayNumbers(*numbers)._asdict()
+    further = Biases(*biases)._asdict() | Masks(*masks).of(Highway) | HighwayNumbers(*numbers)._asdict()
     return Highway(**sequence, **further)
 
 

@@ -26,8 +26,8 @@ from rhhn_fairseq.ops.hyper_lstm.passes import (
     run_backward,
 )
 from rhhn_fairseq.ops.library import differentiate, operation
-from rhhn_fairseq.ops.lstm import GatedMasks, GatedNumbers, cast
-from rhhn_fairseq.ops.sequence import Resets
+from rhhn_fairseq.ops.lstm import GatedNumbers, cast
+from rhhn_fairseq.ops.sequence import Masks, Resets
 
 
 def hyper_lstm(
@@ -35,7 +35,7 @@ def hyper_lstm(
     state: tuple[Tensor, ...],
     weights: Weights,
     norms: Sequence[Tensor],
-    masks: GatedMasks,
+    masks: Masks,
     numbers: GatedNumbers,
     previous: bool,
     plan: Plan,
@@ -94,7 +94,7 @@ def hyper_lstm_op(
         outputs [T, B, H], the last h, c, e and k; and the fields of ``Kept``.
     """
     (gx, g_hyper), (h0, c0, e0, k0), w = g, state, Weights(*weights)
-    masks, how, rows = GatedMasks(*masks), plan_named(plan), gx.new_empty
+    masks, how, rows = Masks(*masks), plan_named(plan), gx.new_empty
     (T, B, _), H, N = gx.shape, h0.shape[-1], e0.shape[-1]
     y = rows(T, B, H)
     h = y if masks.mask is None else torch.empty_like(y)
@@ -134,7 +134,7 @@ def _(g, state, weights, norms, masks, *_):
     c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
     h = gx.new_empty(0) if masks[0] is None else torch.empty_like(y)
     e, z = gx.new_empty(T, B, N), gx.new_empty(T, B, len(w.bias_z))
-    read = gx.new_empty(0) if GatedMasks(*masks).resets is None else torch.empty_like(e)
+    read = gx.new_empty(0) if Masks(*masks).resets is None else torch.empty_like(e)
     last = (torch.empty_like(tensor) for tensor in state)
     return y, *last, u, h, c, torch.empty_like(g_hyper), e, k, z, read
 
@@ -161,7 +161,7 @@ def hyper_lstm_backward(
     Returns:
         gradients of gx, g_hyper, h0, c0, e0, k0, the weights and norms.
     """
-    groups = state, Weights(*weights), norms, GatedMasks(*masks), GatedNumbers(*numbers)
+    groups = state, Weights(*weights), norms, Masks(*masks), GatedNumbers(*numbers)
     return run_backward(gradients, Kept(*kept), g[0], *groups, previous, plan_named(plan))
 
 

@@ -14,7 +14,6 @@ from rhhn_fairseq.ops.backends import Plan, pointwise
 from rhhn_fairseq.ops.buffers import Gated, GatedGradients
 from rhhn_fairseq.ops.hyper_lstm.rank_scaled_gates import RankScaledGates
 from rhhn_fairseq.ops.lstm import (
-    GatedMasks,
     GatedNumbers,
     make_buffers,
     make_gradients,
@@ -23,6 +22,7 @@ from rhhn_fairseq.ops.lstm import (
 )
 from rhhn_fairseq.ops.matmul.gemm import PackedWeight
 from rhhn_fairseq.ops.sequence import (
+    Masks,
     Resets,
     Run,
     block_steps,
@@ -86,7 +86,7 @@ def make_both_buffers(
     kept: Kept,
     state: Sequence[Tensor],
     norms: Sequence[Tensor],
-    masks: GatedMasks,
+    masks: Masks,
     numbers: GatedNumbers,
     scaled: tuple[Weights, Tensor] | None,
     y: tuple[Tensor, Tensor | None] | None = None,
@@ -107,7 +107,7 @@ def make_both_buffers(
         further["y"], outputs["y"] = y[0], torch.empty_like(e) if y[1] is None else y[1]
     of_h = u[:, :, : 4 * h.shape[-1]]
     main = make_buffers((of_h, h, c), state[:2], norms[:half], masks, numbers, **further)
-    return main, make_buffers((a, e, k), state[2:], norms[half:], GatedMasks(masks.mask), plain, **outputs)
+    return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.mask), plain, **outputs)
 
 
 def forward_steps(
@@ -172,7 +172,7 @@ def run_backward(
     state: Sequence[Tensor],
     weights: Weights,
     norms: Sequence[Tensor],
-    masks: GatedMasks,
+    masks: Masks,
     numbers: GatedNumbers,
     previous: bool,
     plan: Plan,

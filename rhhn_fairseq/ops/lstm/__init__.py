@@ -16,15 +16,11 @@ from torch import Tensor
 from rhhn_fairseq.ops.backends import Plan, graphs, plan_named, pointwise
 from rhhn_fairseq.ops.buffers import Gated, GatedGradients, state_dtype
 from rhhn_fairseq.ops.library import differentiate, operation
-from rhhn_fairseq.ops.loop import Noise
 from rhhn_fairseq.ops.matmul.gemm import PackedWeight
 from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 from rhhn_fairseq.ops.sequence import (
+    Masks,
     Resets,
-    expand_noise,
-    gal_mask,
-    gradient_share,
-    masks_of_positions,
     operand_blocks,
     or_zeros,
     previous_states,
@@ -50,53 +46,12 @@ class GatedNumbers(NamedTuple):
     zone_c_rate: float = 0.0
 
 
-class GatedMasks(NamedTuple):
-    """Padding and noise of a pass; every field is optional, see ``buffers.Gated``."""
-
-    mask: Tensor | None = None
-    gal: Tensor | None = None
-    keep: Tensor | None = None
-    zone_h: Tensor | None = None
-    zone_c: Tensor | None = None
-    share: Tensor | None = None
-    c_scale: Tensor | None = None
-    resets: Tensor | None = None
-
-
-def gather_masks(mask_TB: Tensor | None, noise: Noise | None, gal_rate: float, g_TBG: Tensor) -> GatedMasks:
-    """Returns the padding and the noise that a cell drew, in the form that the operation takes.
-
-    Args:
-        noise: entries ``gal``, ``update``, ``zoneout``, ``zoneout_c``, ``h_detach``, ``c_detach``,
-            ``resets``.
-        gal_rate: rate of Gal dropout. g_TBG: sums of the gates, G = 4 H.
-
-    Raises:
-        UsageError: an entry's shape cannot be expanded to what the operation reads.
-    """
-    mask_TB, resets_TB = masks_of_positions(mask_TB, noise)
-    if not noise:
-        return GatedMasks(mask_TB)
-    (T, B, G), dtype = g_TBG.shape, g_TBG.dtype
-    H, update = G // 4, noise.get("update")
-    return GatedMasks(
-        mask_TB,
-        gal_mask(noise, gal_rate, B, H, dtype),
-        update if update is None else expand_noise(noise, "update", 1 if len(update) == 1 else T, B, H),
-        expand_noise(noise, "zoneout", T, B, H),
-        expand_noise(noise, "zoneout_c", T, B, H),
-        gradient_share(noise, "h_detach", T, state_dtype(dtype)),
-        gradient_share(noise, "c_detach", T, state_dtype(dtype)),
-        resets_TB,
-    )
-
-
 def lstm(
     g: Tensor,
     state: tuple[Tensor, Tensor],
     weight: Tensor,
     norm: Sequence[Tensor],
-    masks: GatedMasks,
+    masks: Masks,
     numbers: GatedNumbers,
     plan: Plan,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -140,14 +95,14 @@ def lstm_op(
     numbers: Sequence[float],
     plan: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """See ``lstm``; c and norm in the state type, all contiguous, ``masks`` the fields of ``GatedMasks``,
+    """See ``lstm``; c and norm in the state type, all contiguous, ``masks`` the fields of ``Masks``,
     ``numbers`` those of ``GatedNumbers``.
 
     Returns:
         outputs [T, B, H], the last h and c; and for the backward pass u [T, B, 4 H], c of all steps, and
         with a mask h of all steps.
     """
-    (h0, c0), masks, how = state, GatedMasks(*masks), plan_named(plan)
+    (h0, c0), masks, how = state, Masks(*masks), plan_named(plan)
     (T, B, _), H = g.shape, h0.shape[-1]
     y, u = g.new_empty(T, B, H), torch.empty_like(g)
     h = y if masks.mask is None else torch.empty_like(y)
@@ -174,7 +129,7 @@ def make_buffers(
     sequence: Sequence[Tensor],
     state: Sequence[Tensor],
     norm: Sequence[Tensor],
-    masks: GatedMasks,
+    masks: Masks,
     numbers: GatedNumbers,
     **further: Any,
 ) -> Gated:
@@ -186,7 +141,7 @@ def make_buffers(
     (u, h, c), (h0, c0) = sequence, state
     if norm:
         further |= dict(zip(("gate_gain", "gate_shift", "c_gain", "c_shift"), norm, strict=True))
-    further |= masks._asdict() | numbers._asdict()
+    further |= masks.of(Gated) | numbers._asdict()
     return Gated(u=u, h0=h0, c0=c0, h=h, c=c, epsilon=LAYER_NORM_EPS, **further)
 
 
@@ -219,7 +174,7 @@ def lstm_backward(
         gradients of g, h0, c0, weight and norm.
     """
     (dy, *last), how = gradients, plan_named(plan)
-    buffers = make_buffers((u, *kept), state, norm, GatedMasks(*masks), GatedNumbers(*numbers))
+    buffers = make_buffers((u, *kept), state, norm, Masks(*masks), GatedNumbers(*numbers))
     T, B, _ = buffers.c.shape
     grads = make_gradients(how, buffers, dy, last, torch.empty_like(u))
     run = pointwise.many_steps(how, buffers, grads, [weight])

@@ -38,7 +38,7 @@ class HighwayStruct(ctypes.Structure):
         *_fields("T B H L D ld_y", ctypes.c_int64),
         *_fields("keep_scale zone_rate", ctypes.c_double),
         *_fields("threads", ctypes.c_int64),
-        *_fields("u gx z bias bias_x bias_z first mask keep zone s0 s o y", ctypes.c_void_p),
+        *_fields("u gx z bias bias_x bias_z first mask keep zone_h s0 s o y", ctypes.c_void_p),
         *_fields("dy ds ds_direct past du dgx dz sums", ctypes.c_void_p),
     ]
 

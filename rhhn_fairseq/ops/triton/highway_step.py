@@ -60,7 +60,7 @@ def takes_bias(live, first, at, exists):
 
 @triton.jit(do_not_specialize=STEPS)
 def forward(
-    u, gx, z, bias, bias_x, bias_z, first, mask, keep, zone, s_before, s_start, s, o, y, t, layer, before,
+    u, gx, z, bias, bias_x, bias_z, first, mask, keep, zone_h, s_before, s_start, s, o, y, t, layer, before,
     start, T, B,
     H: tl.constexpr, L: tl.constexpr, LD_Y: tl.constexpr, LAST: tl.constexpr, KEEP_SCALE: tl.constexpr,
     ZONE_RATE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -83,7 +83,7 @@ def forward(
     at_padding = tl.zeros_like(new)
     if LAST:
         at_padding = get(s_start, (start + row) * H + column, inside, S)
-        new = zoned(at_padding, new, zone, at * H + column, live, ZONE_RATE)
+        new = zoned(at_padding, new, zone_h, at * H + column, live, ZONE_RATE)
     if y is not None:
         # If y holds one layer only, it is the last one.
         in_row = column if LD_Y == H else layer * H + column
@@ -96,7 +96,7 @@ def forward(
 
 @triton.jit(do_not_specialize=STEPS)
 def backward(
-    u, gx, z, bias, bias_x, bias_z, first, mask, keep, zone, s_before, dy, ds, ds_direct, past, du, dgx, dz,
+    u, gx, z, bias, bias_x, bias_z, first, mask, keep, zone_h, s_before, dy, ds, ds_direct, past, du, dgx, dz,
     sums, t, layer, before, T, B, D_STEPS,
     H: tl.constexpr, L: tl.constexpr, LD_Y: tl.constexpr, LAST: tl.constexpr, KEEP_SCALE: tl.constexpr,
     ZONE_RATE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -114,7 +114,7 @@ def backward(
         grad += get(dy, at * LD_Y + in_row, live, S)
     grad = tl.where(live, grad, 0.0)
     if LAST:
-        stays = staying(zone, at * H + column, live, ZONE_RATE, S)
+        stays = staying(zone_h, at * H + column, live, ZONE_RATE, S)
         passing = tl.where(live, grad * stays, passing)
         tl.store(past + own, passing, mask=inside)
         grad *= 1.0 - stays

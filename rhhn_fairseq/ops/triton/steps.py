@@ -108,7 +108,7 @@ class HighwayStep:
         self.L, self.T, self.B, H = p.s.shape
         tile = Tile.of(self.B, H)
         self.guard = on_device(p.u.device)
-        self.tensors = buffers_of(p, "u z bias bias_z mask keep zone")
+        self.tensors = buffers_of(p, "u z bias bias_z mask keep zone_h")
         # Arguments that only layer 0 has, and those that only layers with an output have.
         self.of_first = buffers_of(p, "gx bias_x first")
         self.output = buffers_of(p, "y") if grads is None else buffers_of(grads, "dy")
