@@ -57,8 +57,10 @@ class Packed:
         data = slice(first, first + int(sizes_K.sum()))
         if R == self.sizes[stop - 1]:
             return Segment(start, stop, R, data, None, None)
-        mask_KR = (torch.arange(R) < sizes_K.unsqueeze(1)).to(self.device)
-        return Segment(start, stop, R, data, mask_KR, mask_KR.flatten().nonzero().squeeze(1))
+        # torch keeps the sizes on the CPU, so nothing waits for a device here.
+        mask_KR = torch.arange(R) < sizes_K.unsqueeze(1)
+        places = mask_KR.flatten().nonzero().squeeze(1).to(self.device)
+        return Segment(start, stop, R, data, mask_KR.to(self.device), places)
 
     def run(
         self,

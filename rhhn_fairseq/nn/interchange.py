@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.stack import Stack
 from rhhn_fairseq.nn.describing import STACK
 
 TORCH: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "elman": nn.RNN, "irnn": nn.RNN}
@@ -22,8 +21,6 @@ MATRICES = {"weight_ih": "weight_x", "weight_hh": "weight_h", "weight_hr": "weig
 BIASES = ("bias_ih", "bias_hh")
 # Options that change no result of a trained layer, or that torch's layer has too.
 CARRIED = "input_size hidden_size memory_size forget_bias activation identity_init recompute_steps".split()
-
-
 SHARED = "input_size hidden_size num_layers bias batch_first dropout bidirectional proj_size".split()
 """Arguments that torch's layers have too."""
 
@@ -64,51 +61,21 @@ def take_torchs(state: dict[str, Tensor], prefix: str, place: str, path: str, ce
     state.update({f"{prefix}{path}.{name}": weight for name, weight in own.items()})
 
 
-def give_torch(module: nn.RNNBase, place: str, cell: Any) -> None:
-    """Copies a cell's weights into torch's layer, whose names end with ``place``."""
-    for name, own in MATRICES.items():
-        if hasattr(cell, own):
-            module.get_parameter(f"{name}{place}").copy_(getattr(cell, own).t())
-    if module.bias:
-        first, second = (module.get_parameter(f"{name}{place}") for name in BIASES)
-        first.copy_(cell.bias)
-        second.copy_(constant_bias(cell, first))
-        if hasattr(cell, "bias_n"):
-            second[-len(cell.bias_n) :] = cell.bias_n
-
-
-def copy_training(module: nn.RNNBase, place: str, cell: Cell) -> None:
-    """Freezes a cell's weights as those of torch's layer are; a sum of biases is trained if one is."""
-    sources = {own: (name,) for name, own in MATRICES.items()} | {"bias": BIASES, "bias_n": BIASES[1:]}
-    for own, weight in cell.named_parameters():
-        theirs = [module.get_parameter(f"{name}{place}") for name in sources[own]]
-        weight.requires_grad_(any(each.requires_grad for each in theirs))
-
-
-class TorchWeights(nn.Module):
+class TorchWeights:
     """Mixin of the layers: torch's names of their kind and weights, and torch's layers from and to them."""
 
-    cell: str
-    stack: Stack
-    num_layers: int
-    bidirectional: bool
-    bias: bool
-    proj_size: int
-    context_size: int
-    initial_state: str
-
     @property
-    def mode(self) -> str:
+    def mode(self: Any) -> str:
         """Name of the kind of layer, as of torch's: "LSTM", "GRU", "RNN_TANH"; else the class's."""
         activation = getattr(self.stack.cells[0].config, "activation", "")
         return f"RNN_{activation.upper()}" if TORCH.get(self.cell) is nn.RNN else type(self).__name__
 
     @property
-    def all_weights(self) -> list[list[nn.Parameter]]:
+    def all_weights(self: Any) -> list[list[nn.Parameter]]:
         """The parameters of each layer and direction, in torch's order of these."""
         return [list(cell.parameters()) for _, _, cell in self._places()]
 
-    def _places(self) -> Iterator[tuple[str, str, Cell]]:
+    def _places(self: Any) -> Iterator[tuple[str, str, Cell]]:
         """Yields what torch's names of a cell's weights end with, where the cell is, and the cell."""
         for number in range(self.num_layers):
             yield f"_l{number}", f"stack.cells.{number}", self.stack.cells[number]
@@ -116,11 +83,11 @@ class TorchWeights(nn.Module):
                 cell = self.stack.backward_cells[number]
                 yield f"_l{number}_reverse", f"stack.backward_cells.{number}", cell
 
-    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+    def _load_from_state_dict(self: Any, state_dict, prefix, *arguments):
         if type(self).cell in TORCH:
             for place, path, cell in self._places():
                 take_torchs(state_dict, prefix, place, path, cell)
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *arguments)
 
     @classmethod
     @torch.no_grad()
@@ -136,7 +103,8 @@ class TorchWeights(nn.Module):
         Raises:
             UsageError: torch's module has other equations; or an option is unknown, or the module's own.
         """
-        kind = TORCH.get(cls.cell)
+        layer: Any = cls
+        kind = TORCH.get(layer.cell)
         if kind is None or not isinstance(module, kind):
             expected = f"a torch.nn.{kind.__name__}" if kind else "LSTM, GRU or Elman as the class"
             raise UsageError(f"{cls.__name__}.from_torch: expected {expected}, got {module!r}")
@@ -148,21 +116,23 @@ class TorchWeights(nn.Module):
         weight = module.weight_ih_l0
         own |= {"dropout": module.dropout if module.num_layers > 1 else 0.0}
         own |= {"device": weight.device, "dtype": weight.dtype}
-        copy = cls(**own, **({"forget_bias": 0.0} if kind is nn.LSTM else {}) | options)
+        copy = layer(**own, **({"forget_bias": 0.0} if kind is nn.LSTM else {}) | options)
         copy.load_state_dict(module.state_dict())
+        sources = {own: (name,) for name, own in MATRICES.items()} | {"bias": BIASES, "bias_n": BIASES[1:]}
         for place, _, cell in copy._places():
-            copy_training(module, place, cell)
+            for name, weight in cell.named_parameters():
+                theirs = [module.get_parameter(f"{source}{place}") for source in sources[name]]
+                weight.requires_grad_(any(source.requires_grad for source in theirs))
         return copy.train(module.training)
 
     @torch.no_grad()
-    def to_torch(self) -> nn.RNNBase:
+    def to_torch(self: Any) -> nn.RNNBase:
         """Returns torch's layer that computes what this one does, to rounding, with copies of its weights.
 
         Raises:
             UsageError: torch has no layer with this cell or with its options.
         """
         kind, config, cell = TORCH.get(type(self).cell), self.stack.config, self.stack.cells[0]
-        cell_config: Any = cell.config
         given = {key: (getattr(config, key), spec.default) for key, spec in STACK.items()}
         given |= {"context_size": (self.context_size, 0), "initial_state": (self.initial_state, "zeros")}
         for spec in fields(cell.config):
@@ -173,11 +143,19 @@ class TorchWeights(nn.Module):
             name = f"{type(self).__name__}.to_torch"
             raise UsageError(f"{name}: torch has no layer with {lacking[0] if kind else 'this cell'}")
         own = {key: getattr(self, key) for key in SHARED if key != "proj_size" or self.proj_size}
-        own["bias"] = self.bias or bool(getattr(cell_config, "forget_bias", 0.0))
+        own["bias"] = self.bias or bool(getattr(cell.config, "forget_bias", 0.0))
         if kind is nn.RNN:
-            own["nonlinearity"] = cell_config.activation
+            own["nonlinearity"] = cell.config.activation
         weight = next(cell.parameters())
         module = kind(**own, device=weight.device, dtype=weight.dtype)
         for place, _, cell in self._places():
-            give_torch(module, place, cell)
+            for name, weight in MATRICES.items():
+                if hasattr(cell, weight):
+                    module.get_parameter(f"{name}{place}").copy_(getattr(cell, weight).t())
+            if module.bias:
+                first, second = (module.get_parameter(f"{name}{place}") for name in BIASES)
+                first.copy_(cell.bias)
+                second.copy_(constant_bias(cell, first))
+                if hasattr(cell, "bias_n"):
+                    second[-len(cell.bias_n) :] = cell.bias_n
         return module.train(self.training)

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields, replace
+from typing import Any
 
 import torch
 import torch.fx
@@ -74,8 +75,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         self.context_to = options.pop("context_to", "hyper")
         if self.context_to not in ("hyper", "both"):
             raise UsageError(f"{name}: context_to={self.context_to!r} is unknown, choose from hyper, both")
-        switches = {"bias": bias, "batch_first": batch_first, "bidirectional": bidirectional}
-        switches["lstm_state"] = bool(lstm_state) if lstm_state is None else lstm_state
+        pair = bool(lstm_state) if lstm_state is None else lstm_state
+        switches = dict(bias=bias, batch_first=batch_first, bidirectional=bidirectional, lstm_state=pair)
         _check_arguments(name, options.pop("proj_size", 0), switches, num_layers, dropout, dtype)
         if dropout and num_layers == 1:
             warnings.warn(
@@ -93,7 +94,7 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             raise UsageError(f"{name}: {given} is unknown, choose from zeros, learned")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first = bias, batch_first
-        self.bidirectional, self.lstm_state = bidirectional, bool(lstm_state)
+        self.bidirectional, self.lstm_state = bidirectional, pair
         joining = {key: options.pop(key) for key in STACK if key in options}
         self.options = sized_options(self.cell, hidden_size, options)
         with torch.device(torch.get_default_device() if device is None else device):
@@ -176,10 +177,10 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         for name, weight in _tensors(self.stack):
             new = fresh[name]
             if hasattr(weight, "device_mesh"):
-                from torch.distributed.tensor import DTensor, distribute_tensor
-
-                assert isinstance(weight, DTensor)
-                new = distribute_tensor(new.to(weight.dtype), weight.device_mesh, weight.placements)
+                placed: Any = weight
+                new = torch.distributed.tensor.distribute_tensor(
+                    new.to(weight.dtype), placed.device_mesh, placed.placements
+                )
             weight.copy_(new)
         for entry in self.learned_state if self.initial_state == "learned" else ():
             entry.zero_()

@@ -91,10 +91,8 @@ globals().update(STEP_CELLS)
 def safe_globals() -> list[type]:
     """Returns the classes in whole layers and cells, for ``torch.serialization.safe_globals``, with which
     ``torch.load`` reads what ``torch.save(layer, file)`` has written."""
-    parts = (Stack, StackConfig, nn.ModuleList, nn.ParameterList, ScalingVectors, EmbeddedScaling)
-    found: dict[type, None] = dict.fromkeys((*parts, DirectScaling))
-    kinds: list[type] = [RecurrentLayer, StepCell, Contract, StateConfig]
-    while kinds:
-        found[kind := kinds.pop()] = None
+    kinds: list[type] = [RecurrentLayer, StepCell, Contract, StateConfig, Stack, StackConfig]
+    # The list grows while it is read.
+    for kind in kinds:
         kinds += kind.__subclasses__()
-    return list(found)
+    return [*kinds, nn.ModuleList, nn.ParameterList, ScalingVectors, EmbeddedScaling, DirectScaling]
