@@ -111,6 +111,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     assert built.returncode == 0, built.stderr
     site = tmp_path / "build/site"
     assert "LNHyperLSTM" in (site / "reference/nn.html").read_text()
+    assert '<math display="block"' in (site / "concepts.html").read_text()
     for page in site.rglob("*.html"):
         loaded = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(https?:[^\"]+)", page.read_text())
         assert not loaded, f"{page.name} loads {loaded}"
