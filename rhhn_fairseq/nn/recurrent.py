@@ -3,6 +3,7 @@
 Shapes: T time, B batch, C input, H hidden, D directions (1 or 2), L layers, N steps of all packed sequences.
 """
 
+import dataclasses
 import inspect
 import itertools
 import re
@@ -196,7 +197,14 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         """Does nothing; scripts written for torch.nn.LSTM call it."""
 
     def extra_repr(self) -> str:
-        words = [describe_config(self.stack.cells[0].config)]
+        cell = self.stack.cells[0].config
+        # The cell's input and its option of this name include the condition.
+        own = {"input_size": self.input_size} | ({"hyper_context": 0} if self.context_size else {})
+        words = [describe_config(dataclasses.replace(cell, **own))]
+        if self.proj_size:
+            # To the cell, what is projected is its memory.
+            sizes = [f"{self.proj_size}, memory_size={self.hidden_size}", f"{self.hidden_size}"]
+            words = [words[0].replace(*sizes, 1), f"proj_size={self.proj_size}"]
         for name, default in (("num_layers", 1), ("batch_first", False), ("dropout", 0.0)):
             value = getattr(self, name)
             if value != default:
