@@ -203,8 +203,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         words = [describe_config(dataclasses.replace(cell, **own))]
         if self.proj_size:
             # To the cell, what is projected is its memory.
-            sizes = [f"{self.proj_size}, memory_size={self.hidden_size}", f"{self.hidden_size}"]
-            words = [words[0].replace(*sizes, 1), f"proj_size={self.proj_size}"]
+            inner = f"{self.proj_size}, memory_size={self.hidden_size}"
+            words = [words[0].replace(inner, str(self.hidden_size), 1), f"proj_size={self.proj_size}"]
         for name, default in (("num_layers", 1), ("batch_first", False), ("dropout", 0.0)):
             value = getattr(self, name)
             if value != default:
