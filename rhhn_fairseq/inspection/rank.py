@@ -28,6 +28,7 @@ KINDS = {
 }
 
 
+
 def effective_rank(matrix: np.ndarray) -> float:
     """Returns the effective rank of a matrix; 0 for a zero matrix.
 
