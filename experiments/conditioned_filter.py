@@ -28,7 +28,7 @@ SYSTEMS = {
     "GRU": lambda: GRU(2, 28),
     "HyperLSTM": lambda: HyperLSTM(1, 16, hyper_size=8, hyper_embed_size=2, context_size=1),
 }
-RATES, SEEDS = (0.01, 0.03), (1, 2, 3)
+RATES, SEEDS = (0.01, 0.03, 0.1), (1, 2, 3)
 RECORD = Path(__file__).parent / "records" / "conditioned_filter.json"
 
 

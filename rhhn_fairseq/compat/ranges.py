@@ -76,7 +76,6 @@ TABLE = {
 RANGES = {name: (words, holds) for words, (holds, names) in TABLE.items() for name in names.split()}
 
 
-
 def _generates(given: Callable) -> bool:
     """Returns whether the program is fairseq-generate."""
     return given("beam") is not None and given("buffer_size") is None and given("max_update") is None

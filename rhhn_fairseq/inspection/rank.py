@@ -25,7 +25,6 @@ from rhhn_fairseq.inspection.weights import hyper_states
 KINDS = {"z": "embeddings z", "d": "scaling vectors d"}
 
 
-
 def effective_rank(matrix: np.ndarray) -> float:
     """Returns the effective rank of a matrix; 0 for a zero matrix.
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from rhhn_fairseq.cells.config import describe_config
+from rhhn_fairseq.cells.hooks import take_scaling
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.errors import UsageError
@@ -240,6 +241,7 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         mask: Tensor | None = None,
         resets: Tensor | None = None,
         context: Tensor | None = None,
+        return_scaling: bool = False,
     ):
         """Runs the layers over a batch of sequences; see the class for shapes.
 
@@ -253,9 +255,12 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
                 padded, in the order of the batch before it was packed; those after its end do not count.
             context: the condition, [B, K] or one for each step, [T, B, K] or with batch_first [B, T, K];
                 unbatched without B.
+            return_scaling: whether to return what the hypernetworks generated, too.
 
         Returns:
-            the output, in the form of ``input``, and the last state, as described for ``hx``.
+            the output, in the form of ``input``, and the last state, as described for ``hx``; with
+            ``return_scaling`` also a list of the vectors that scaled the recurrent weights of each layer,
+            [T, B, K, H] or in the form of ``input``, see ``take_scaling``; they have no gradient.
         """
         if isinstance(input, torch.fx.Proxy):
             tracer, keywords = input.tracer, {"lengths": lengths, "mask": mask, "resets": resets}
@@ -264,7 +269,16 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             }
             return tracer.create_proxy("call_module", tracer.path_of_module(self), (input, hx), keywords)
         try:
-            return self._forward(input, hx, lengths, mask, resets, context)
+            if not return_scaling:
+                return self._forward(input, hx, lengths, mask, resets, context)
+            if self.bidirectional or isinstance(input, PackedSequence):
+                given = "two directions" if self.bidirectional else "packed input"
+                raise UsageError(f"{type(self).__name__}: return_scaling is not possible with {given}")
+            with take_scaling(self.stack.cells) as scaling:
+                output, state = self._forward(input, hx, lengths, mask, resets, context)
+            if input.dim() == 2:
+                return output, state, [vectors.squeeze(1) for vectors in scaling]
+            return output, state, [v.transpose(0, 1) for v in scaling] if self.batch_first else scaling
         except UsageError as error:
             raise renamed(error, type(self).__name__) from None
 

@@ -137,9 +137,7 @@ class ScoredBatches:
         learner: learns from each batch after it is scored, see ``DynamicEvaluation``.
     """
 
-    def __init__(
-        self, batches, total: int, title: str, unit: str, learner: DynamicEvaluation | None = None
-    ):
+    def __init__(self, batches, total: int, title: str, unit: str, learner: DynamicEvaluation | None = None):
         self.batches, self.total, self.title, self.unit, self.learner = batches, total, title, unit, learner
         self.tally, self.n = Tally(), 0
 

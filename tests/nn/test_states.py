@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import rhhn_fairseq.nn as layers
+from rhhn_fairseq.cells import take_scaling
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.nn.states import split_entries
@@ -168,3 +169,22 @@ def test_layers_have_the_options_of_stacks(tmp_path):
     assert repr(again) == repr(rnn) and torch.equal(again(x)[0], rnn(x)[0])
     with pytest.raises(UsageError, match="^GRU: residual_from=1, but layer 1 reads a width of 4 and gives 6"):
         layers.GRU(C, H, residual_from=1)
+
+
+@pytest.mark.parametrize("cell", ["ln_hyperlstm", "hyperrhn"])
+def test_the_scaling_vectors_of_a_pass(cell):
+    """In the form of the input, layer by layer, and of a pass that is otherwise the same."""
+    rnn = layers.layer_of(cell)(C, H, 2, hyper_size=3, batch_first=True, lstm_state=False)
+    for parameter in rnn.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x, lengths = torch.randn(B, T, C), torch.tensor([T, 2, T])
+    y, _, scaling = rnn(x, lengths=lengths, return_scaling=True)
+    assert torch.equal(y, rnn(x, lengths=lengths)[0])
+    out = x.transpose(0, 1)
+    for own, inner in zip(scaling, rnn.stack.cells, strict=True):
+        with take_scaling([inner]) as vectors:
+            out, _ = inner(out)
+        torch.testing.assert_close(own[0], vectors[0][:, 0], rtol=0, atol=1e-6)
+    assert rnn(x[0], return_scaling=True)[2][0].shape == scaling[0][0].shape
+    with pytest.raises(UsageError, match="return_scaling is not possible with two directions"):
+        layers.HyperLSTM(C, H, bidirectional=True)(x, return_scaling=True)
