@@ -206,7 +206,9 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
         tunings = [Tuning(system, args, size) for system in systems.values()]
         left = [max(0, args.trials - len(tuning.trials())) for tuning in tunings]
         again = min(args.best, len(tunings)) * args.repeats
-        print(f"{sum(left)} trainings, then {again} with other seeds unless they are made", flush=True)
+        longest = (sum(left) + again) * args.seconds / 60
+        told = "" if args.symbols else f": at most about {longest:,.0f} minutes of updates"
+        print(f"{sum(left)} trainings, then {again} with other seeds unless they are made{told}", flush=True)
         with tqdm(total=sum(left) + again, dynamic_ncols=True, unit="training") as bar:
 
             def show(done: dict) -> None:
