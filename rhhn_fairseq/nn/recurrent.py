@@ -73,6 +73,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         super().__init__()
         name = type(self).__name__
         backend, lstm_state = options.pop("backend", None), options.pop("lstm_state", None)
+        if "nonlinearity" in options:  # torch.nn.RNN's name for it.
+            options["activation"] = options.pop("nonlinearity")
         self.context_size = options.pop("context_size", 0)
         self.context_to = options.pop("context_to", "hyper")
         if self.context_to not in ("hyper", "both"):

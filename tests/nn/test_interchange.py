@@ -117,3 +117,11 @@ def test_all_may_be_dropped():
         assert torch.equal(rnn(_x())[0], rnn(-_x())[0])
         rnn.eval()
         assert not torch.equal(rnn(_x())[0], rnn(-_x())[0])
+
+
+def test_an_activation_by_torchs_name():
+    torchs = nn.RNN(C, H, nonlinearity="relu")
+    rnn = layers.Elman(C, H, nonlinearity="relu")
+    rnn.load_state_dict(torchs.state_dict())
+    x = torch.randn(T, 3, C)
+    torch.testing.assert_close(rnn(x)[0], torchs(x)[0], rtol=0, atol=1e-6)
