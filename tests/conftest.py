@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import settings
 from helpers.cli import preprocess
 from omegaconf import OmegaConf
 
@@ -51,7 +52,7 @@ def pytest_collection_modifyitems(config, items):
 def settings_of_each_test(monkeypatch):
     """The environment is read anew at every pass, and nothing is remembered from other tests."""
     monkeypatch.setattr(policy, "in_force", None)
-    monkeypatch.setattr(policy, "current", lambda: policy.in_force or policy.Policy.from_environment())
+    monkeypatch.setattr(policy, "current", settings.current)
     for remembered in (backends._select, backends._log_once, gemm.preferred):
         remembered.cache_clear()
 

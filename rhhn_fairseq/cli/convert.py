@@ -93,9 +93,11 @@ def to_directory(
     Raises:
         UsageError: the checkpoint holds another kind of model, or a model of words.
     """
-    network = load(checkpoint, data)
-    if not hasattr(network, "save_pretrained"):
+    from rhhn_fairseq.models.loading import load_weights
+
+    if "symbol_codes" not in load_weights(str(checkpoint)):
         raise UsageError(f"{checkpoint} holds no character or handwriting model: no symbol_codes in it")
+    network = load(checkpoint, data)
     network.save_pretrained(directory, dtype)
     return network
 

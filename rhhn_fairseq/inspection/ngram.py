@@ -68,11 +68,11 @@ class NGrams:
         order: the highest n.
 
     Raises:
-        UsageError: the text is shorter than that.
+        UsageError: the order is below 1, or the text is shorter than it.
     """
 
     def __init__(self, text: np.ndarray, symbols: int, order: int):
-        if len(text) < order:
+        if not 1 <= order <= len(text):
             raise UsageError(f"a text of {len(text)} symbols has no {order}-grams")
         self.symbols = symbols
         self.orders: list[Order] = []

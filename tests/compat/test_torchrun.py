@@ -66,7 +66,6 @@ def test_reports_on_a_share_are_refused(worker, monkeypatch):
 
     with pytest.raises(UsageError, match="run it without torchrun"):
         distributed_utils.call_main(worker, eval_lm.main)
-    distribute.refuse_partial_report(eval_lm.main, workers=1)
 
 
 def test_cpu_option_keeps_off_the_gpu(worker, monkeypatch):
