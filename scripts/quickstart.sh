@@ -10,7 +10,7 @@ mkdir -p "$(dirname "$log")"
 echo "rhhn_fairseq: a first run, some eight minutes the first time"
 echo "install   into .venv, some four minutes the first time (log: $log)"
 : >"$log"
-if ! bash scripts/install.sh all 2>>"$log" | sed 's/^/          /'; then
+if ! bash scripts/install.sh all 2>>"$log" | sed -u 's/^/          /'; then
     tail -n 12 "$log" >&2
     echo "error: the installation failed, see $log" >&2
     exit 1
