@@ -61,7 +61,12 @@ def figure(output: str, name: str) -> float:
     return float(re.findall(rf"\b{name}[ =]+([\d.]+)", output)[-1])
 
 
-@pytest.mark.parametrize("arch", TRANSLATION)
+def but_slow(names, quick: str) -> list:
+    """All of the names, of which those but one are for --slow: each takes half a minute."""
+    return [name if name == quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("arch", but_slow(TRANSLATION, "transformer"))
 def test_translation(arch, data, tmp_path):
     model = ["--arch", arch, "--source-lang", "a", "--target-lang", "b", *TRANSLATION[arch]]
     run_module("fairseq_cli.train", [data / "pairs", *model, *TRAINING, "--save-dir", tmp_path])
@@ -73,7 +78,7 @@ def test_translation(arch, data, tmp_path):
     assert len(re.findall(r"^H-\d+", result.stdout, re.M)) == 40
 
 
-@pytest.mark.parametrize("arch", LANGUAGE_MODELS)
+@pytest.mark.parametrize("arch", but_slow(LANGUAGE_MODELS, "lstm_lm"))
 def test_language_models(arch, data, tmp_path):
     model = ["--task", "language_modeling", "--arch", arch, "--tokens-per-sample", 20]
     options = [*model, *LANGUAGE_MODELS[arch], *TRAINING, "--save-dir", tmp_path]
