@@ -48,6 +48,11 @@ def main(argv=None) -> None:
     )
     args = parser.parse_args(argv)
     if args.onnx is not None:
+        if args.dtype or (args.data and os.path.isdir(args.source)):
+            raise UsageError(
+                f"{'--dtype' if args.dtype else '--data'} has no effect on these graphs; leave it out"
+            )
+
         from rhhn_fairseq.nn.whole_models import export_model
 
         export_model(load(args.source, args.data), args.onnx)

@@ -72,7 +72,7 @@ def main(argv=None) -> None:
     for drawn in islice(generate(model, prompt, config, args.batch), args.length):
         for row in list(going):
             texts[row].append(drawn[row])
-            if stop and texts[row][len(prompt) :][-len(stop) :] == stop:
+            if stop and texts[row][max(len(prompt), len(texts[row]) - len(stop)) :] == stop:
                 going.remove(row)
         if args.batch == 1:
             print(decoder.feed(drawn), end="", flush=True)

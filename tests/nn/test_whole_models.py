@@ -106,6 +106,12 @@ def test_the_packaged_models_write_without_torch(tmp_path):
         assert written.startswith("def " if kind == "characters" else "<svg ") and len(written) > 200
 
 
+def test_options_without_an_effect_on_graphs_are_refused(tmp_path):
+    for option in (["--dtype", "float16"], ["--data", "d"]):
+        with pytest.raises(UsageError, match=f"^{option[0]} has no effect on these graphs"):
+            convert.main([str(packaged("characters")), "--onnx", str(tmp_path), *option])
+
+
 def test_models_without_graphs_are_refused(tmp_path):
     with pytest.raises(
         UsageError, match="--onnx: Handwriting is no model of characters, of handwriting with"

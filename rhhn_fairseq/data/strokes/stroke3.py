@@ -63,8 +63,11 @@ def _load(paths, split, first_row, y_up, seed) -> Loaded:
             if is_svg or "" in arrays:
                 if (beside := _text_file(file)) is not None:
                     loaded.inputs.append({"name": beside.name, **describe_file(beside)})
-                one = (file.stem, first_row, y_up, _text(beside))
-                unsplit += [read_line(file)] if is_svg else _lines(arrays[""], *one)
+                text = _text(beside)
+                if is_svg:
+                    unsplit.append(Line(file.stem, read_svg(file), text))
+                else:
+                    unsplit += _lines(arrays[""], file.stem, first_row, y_up, text)
                 continue
             known = [name for name in SPLITS if name in arrays]
             if not known:

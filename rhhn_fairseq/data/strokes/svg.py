@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -30,7 +31,10 @@ def read_svg(file: Path) -> np.ndarray:
         from svgelements import Path as Outline
 
     content = read_regular(file, LARGEST)
-    if b"<use" in content:
+    # By the parser, since a prefix, another encoding or an entity may hide the name from a search.
+    if any(
+        element.tag.rpartition("}")[2] == "use" for _, element in ElementTree.iterparse(io.BytesIO(content))
+    ):
         raise UsageError(f"{file}: has <use> elements; save it as plain SVG without clones")
     shapes = [shape for shape in SVG.parse(io.BytesIO(content)).elements() if isinstance(shape, Shape)]
     outlines = [Outline(part) for shape in shapes for part in Outline(shape).as_subpaths()]
