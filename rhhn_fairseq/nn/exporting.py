@@ -2,9 +2,11 @@
 
 import copy
 import importlib
+import warnings
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.export import Dim
 
 from rhhn_fairseq.errors import UsageError
@@ -37,9 +39,6 @@ def export_onnx(layer: RecurrentLayer, path: str | Path, *, step: bool = False, 
         UsageError: the module is not a layer or is quantised, ``step`` is given for a bidirectional one, its
             weights are too large for an ONNX file, onnxscript is missing, or the file cannot be written.
     """
-    with needed_for("ONNX graphs need"):
-        for package in ("onnx", "onnxscript"):
-            importlib.import_module(package)
     _check(layer)
     if step and layer.bidirectional:
         raise UsageError(
@@ -61,13 +60,42 @@ def export_onnx(layer: RecurrentLayer, path: str | Path, *, step: bool = False, 
         entries = (last,) if isinstance(last, torch.Tensor) else last
         names = _state_names(layer, len(entries))
         shapes = {1: Dim("B", min=1)}
+    write_graph(
+        traced,
+        (x, last) if state else (x,),
+        (sizes, shapes if last is entries[0] else (shapes,) * len(entries))[: 1 + state],
+        ["input", *(f"{name}_0" for name in names if state)],
+        ["output", *(f"{name}_n" for name in names)],
+        path,
+    )
+
+
+def write_graph(module: nn.Module, examples: tuple, sizes, inputs, outputs, path: str | Path) -> None:
+    """Writes the graph of a module that is called with the examples.
+
+    Args:
+        sizes: of each example the named sizes of its dimensions. inputs, outputs: names of the tensors.
+
+    Raises:
+        UsageError: the weights are too large for an ONNX file, onnxscript is missing, or the file cannot be
+            written.
+    """
+    with needed_for("ONNX graphs need"):
+        for package in ("onnx", "onnxscript"):
+            importlib.import_module(package)
+    size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+    if size >= LARGEST:
+        raise UsageError(f"{path}: the weights have {size:,} bytes, a file of ONNX's fewer than {LARGEST:,}")
+    with torch.no_grad(), warnings.catch_warnings():
+        # Two inputs may share the name of a size.
+        warnings.filterwarnings("ignore", message="# The axis name")
         program = torch.onnx.export(
-            traced,
-            (x, last) if state else (x,),
+            module,
+            examples,
             dynamo=True,
-            dynamic_shapes=(sizes, shapes if last is entries[0] else (shapes,) * len(entries))[: 1 + state],
-            input_names=["input", *(f"{name}_0" for name in names if state)],
-            output_names=["output", *(f"{name}_n" for name in names)],
+            dynamic_shapes=sizes,
+            input_names=inputs,
+            output_names=outputs,
             verbose=False,
         )
     assert program is not None  # It is None with ``dynamo=False`` only.
@@ -83,11 +111,6 @@ def _check(layer: RecurrentLayer) -> None:
         raise UsageError(
             f"export_onnx: the {name} is quantised, which torch's exporter cannot trace; give it the layer "
             "before that"
-        )
-    size = sum(weight.numel() * weight.element_size() for weight in layer.parameters())
-    if size >= LARGEST:
-        raise UsageError(
-            f"export_onnx: the weights have {size:,} bytes, a file of ONNX's fewer than {LARGEST:,}"
         )
 
 

@@ -7,9 +7,7 @@ Shapes: B batch, D dictionary, M components, U positions of the text, S source t
 """
 
 import copy
-import importlib
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,11 @@ from torch.export import Dim
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.data.text.words import first_input
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.files import replace_file
 from rhhn_fairseq.layers.attention import Memory
 from rhhn_fairseq.layers.window import one_hot
 from rhhn_fairseq.nn.character import CharacterNetwork
+from rhhn_fairseq.nn.exporting import write_graph
 from rhhn_fairseq.nn.strokes import StrokeNetwork
 
 RUNNERS = Path(__file__).with_name("runners")
@@ -97,9 +95,6 @@ def export_model(model: nn.Module, directory: str | Path) -> None:
         UsageError: it is another kind of model, one that starts a sequence otherwise than from zeros
             (``first_step="skip"``), or onnxscript is missing.
     """
-    with needed_for("ONNX graphs need"):
-        for package in ("onnx", "onnxscript"):
-            importlib.import_module(package)
     if any(getattr(module, "begins", False) for module in model.modules()):
         raise UsageError(
             "--onnx: the model was trained with --first-step skip, which graphs of a step cannot do"
@@ -148,20 +143,15 @@ def _export(module: nn.Module, directory: Path, name: str, inputs: dict, sizes, 
     B = next(iter(next(iter(inputs.values()))[1].values()))
     states = {f"state_{number}": (torch.zeros(2, size), {0: B}) for number, size in enumerate(sizes)}
     examples, shapes = zip(*(inputs | states).values(), strict=True)
-    with torch.no_grad(), warnings.catch_warnings():
-        # Two inputs share the name of a size.
-        warnings.filterwarnings("ignore", message="# The axis name")
-        program = torch.onnx.export(
-            module,
-            examples,
-            dynamo=True,
-            dynamic_shapes=(*shapes[: len(inputs)], *([shapes[len(inputs) :]] if sizes else [])),
-            input_names=[*inputs, *states],
-            output_names=[*outputs, *(f"next_{number}" for number in range(len(sizes)))],
-            verbose=False,
-        )
-    assert program is not None  # It is None with ``dynamo=False`` only.
-    _write(directory / f"{name}.onnx", program.model_proto.SerializeToString())
+    sizes_of_states = [shapes[len(inputs) :]] if sizes else []
+    write_graph(
+        module,
+        examples,
+        (*shapes[: len(inputs)], *sizes_of_states),
+        [*inputs, *states],
+        [*outputs, *(f"next_{number}" for number in range(len(sizes)))],
+        directory / f"{name}.onnx",
+    )
 
 
 def _write(path: Path, content: bytes) -> None:
