@@ -5,10 +5,8 @@ Shapes: T time, B batch, C input, H hidden, D directions (1 or 2), L layers, N s
 
 import dataclasses
 import inspect
-import itertools
-import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
@@ -24,6 +22,7 @@ from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.packed import Packed
 from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.nn.arguments import all_tensors, check_arguments, remove_biases, renamed, sized_options
 from rhhn_fairseq.nn.describing import STACK, signature, usage
 from rhhn_fairseq.nn.interchange import TorchWeights
 from rhhn_fairseq.nn.states import join_entries, map_state, split_entries
@@ -81,7 +80,7 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             raise UsageError(f"{name}: context_to={self.context_to!r} is unknown, choose from hyper, both")
         pair = bool(lstm_state) if lstm_state is None else lstm_state
         switches = dict(bias=bias, batch_first=batch_first, bidirectional=bidirectional, lstm_state=pair)
-        _check_arguments(name, options.pop("proj_size", 0), switches, num_layers, dropout, dtype)
+        check_arguments(name, options.pop("proj_size", 0), switches, num_layers, dropout, dtype)
         if dropout and num_layers == 1:
             warnings.warn(
                 f"{name}: dropout={dropout} acts between layers, and num_layers=1 leaves none", stacklevel=2
@@ -177,8 +176,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
     def reset_parameters(self) -> None:
         """Initialises all weights again, as the method of torch.nn.LSTM does; sharded ones too."""
         with next(self.parameters()).device:
-            fresh = dict(_tensors(self._build(self.stack.config)))
-        for name, weight in _tensors(self.stack):
+            fresh = dict(all_tensors(self._build(self.stack.config)))
+        for name, weight in all_tensors(self.stack):
             new = fresh[name]
             if hasattr(weight, "device_mesh"):
                 placed: Any = weight
@@ -466,52 +465,3 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         if self.lstm_state:
             return first, join_entries(others) if others else first[..., :0]
         return (first, *others) if others else first
-
-
-def sized_options(cell: str, hidden_size: int, options: dict) -> dict:
-    """Returns a cell's options; a hypernetwork without a width gets a quarter of the layer's."""
-    default = cell_options(cell).get("hyper_size")
-    if isinstance(default, int) and isinstance(hidden_size, int) and options.get("hyper_size") is None:
-        return options | {"hyper_size": min(default, max(1, hidden_size // 4))}
-    return options
-
-
-def remove_biases(module: nn.Module) -> None:
-    """Replaces the biases of cells by zeros that are no parameters.
-
-    The constants of maps to scaling vectors (``bias_z``, ``bias_rank``) stay: without them no signal passes.
-    """
-    for path, weight in list(module.named_parameters()):
-        if re.search(r"(^|\.|_norm_)bias(_[nsxy])?(\.\d+)?$", path):
-            place, _, name = path.rpartition(".")
-            owner = module.get_submodule(place)
-            delattr(owner, name)
-            owner.register_buffer(name, torch.zeros_like(weight.detach()), persistent=False)
-
-
-def renamed(error: UsageError, name: str) -> UsageError:
-    """Returns an error that names the class that the user has built in place of a part of it."""
-    return UsageError(f"{name}: " + re.sub(r"^\w+: ", "", error.args[0]))
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return itertools.chain(module.named_parameters(), module.named_buffers())
-
-
-def _check_arguments(name: str, proj_size, switches: dict, num_layers, dropout, dtype) -> None:
-    """Raises UsageError for arguments of a layer's constructor that the configurations do not check."""
-    if proj_size:
-        raise UsageError(
-            f"{name}: proj_size={proj_size!r} is for LSTM; project the output by a torch.nn.Linear"
-        )
-    for flag, value in switches.items():
-        if not isinstance(value, bool):
-            raise UsageError(f"{name}: {flag}={value!r} is neither True nor False")
-    if not isinstance(num_layers, int):
-        raise UsageError(f"{name}: num_layers={num_layers!r} is not a whole number")
-    if num_layers < 1:
-        raise UsageError(f"{name}: num_layers={num_layers} is too small, the smallest is 1")
-    if not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
-        raise UsageError(f"{name}: dropout={dropout!r} is not possible, it must be a number in [0, 1]")
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise UsageError(f"{name}: dtype={dtype!r} is no floating-point type, such as torch.float64")

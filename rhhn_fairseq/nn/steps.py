@@ -15,7 +15,8 @@ from rhhn_fairseq.cells.hyper_rnn import ScalingVectors
 from rhhn_fairseq.cells.registry import build_cell
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.nn.recurrent import RecurrentLayer, remove_biases, renamed, sized_options
+from rhhn_fairseq.nn.arguments import remove_biases, renamed, sized_options
+from rhhn_fairseq.nn.recurrent import RecurrentLayer
 from rhhn_fairseq.ops.loop import State
 
 
