@@ -15,7 +15,7 @@ import torch
 from helpers.forks import Programs
 
 # Seconds after which a program hangs, however busy the machine is: no verdict depends on how fast it is.
-HANGS = 1800
+HANGS = 600
 
 USER_DIR = str(Path(__file__).resolve().parents[2] / "rhhn_fairseq")
 
