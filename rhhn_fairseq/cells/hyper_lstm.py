@@ -160,6 +160,8 @@ class HyperLSTM(GatedCell):
         if config.hyper_rank > 1:
             self.affine_weights = tuple(name for name in self.affine_weights if name != "weight_h")
             self._add_outer_products(config.hyper_rank - 1)
+            # The loop over steps runs it on every device.
+            self.operation = None
 
     def _add_outer_products(self, terms: int) -> None:
         H, Z = self.config.hidden_size, self.config.hyper_embed_size
@@ -207,20 +209,14 @@ class HyperLSTM(GatedCell):
 
     def run_fused(self, g, state, mask_TB, noise, plan):
         config, scaling = self.config, self.scaling
-        weight_z: Tensor = scaling.weight_z
-        weight_r = None
-        if config.hyper_rank > 1:
-            weight_z = torch.cat((weight_z, self.weight_rank_z), dim=1)
-            weight_r = torch.cat((self.weight_rank, self.bias_rank.unsqueeze(0)))
         weights = op.Weights(
             self.weight_h,
             self.weight_hyper,
             self.hyper.weight_h,
-            weight_z,
-            nn.functional.pad(scaling.bias_z, (0, weight_z.shape[1] - len(scaling.bias_z))),
+            scaling.weight_z,
+            nn.functional.pad(scaling.bias_z, (0, scaling.weight_z.shape[1] - len(scaling.bias_z))),
             torch.cat([scaling.weight_d, scaling.weight_b]),
             scaling.bias,
-            weight_r,
         )
         norms = self.norm() + self.hyper.norm()
         masks = gather_masks(mask_TB, noise, config.gal_dropout, g[0])

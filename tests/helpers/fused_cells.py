@@ -15,7 +15,6 @@ SIZES = {
     "ln_lstm": {},
     "hyperlstm": dict(hyper_size=3, hyper_embed_size=2),
     "ln_hyperlstm": dict(hyper_size=3, hyper_embed_size=2),
-    "ln_hyperlstm, rank 3": dict(hyper_size=3, hyper_embed_size=2, hyper_rank=3),
     "rhn": dict(rhn_depth=3),
     "hyperrhn": dict(hyper_size=3, rhn_depth=3),
     "hyperrhn, rank 3": dict(hyper_size=3, rhn_depth=3, hyper_rank=3),

@@ -22,7 +22,6 @@ from rhhn_fairseq.ops.hyper_lstm.passes import (
     Weights,
     forward_steps,
     make_both_buffers,
-    make_gates,
     run_backward,
 )
 from rhhn_fairseq.ops.library import differentiate, operation
@@ -55,13 +54,10 @@ def hyper_lstm(
     """
     (gx, g_hyper), (h0, c0, e0, k0) = g, state
     dtype, wide = gx.dtype, state_dtype(gx.dtype)
-    given = list(weights[:-1])
-    if weights.weight_r is not None:
-        given.append(weights.weight_r)
     y, h, c, e, k, *kept = hyper_lstm_op(
         [gx.contiguous(), g_hyper.contiguous()],
         cast((h0, c0, e0, k0), (dtype, wide, dtype, wide)),
-        cast(given, (*(dtype,) * 5, *(wide,) * (len(given) - 5))),
+        cast(weights, (*(dtype,) * 5, wide, wide)),
         cast(norms, (wide,) * len(norms)),
         list(masks),
         list(numbers),
@@ -101,15 +97,12 @@ def hyper_lstm_op(
     c, k = c0.new_empty(T, B, H), k0.new_empty(T, B, N)
     of_both = rows(T, B, 4 * (H + N)), h, c, rows(T, B, 4 * N), rows(T, B, N), k, rows(T, B, len(w.bias_z))
     kept = Kept(*of_both, rows(0))
-    gates = None if w.weight_r is None else make_gates(w, gx, how.gemm)
     # The weight of z reads e itself, not what is left after a reset.
     e = None if masks.resets is None else torch.empty_like(kept.e)
     outputs = None if h is y else (y, e)
-    main, hyper = make_both_buffers(
-        kept, state, norms, masks, GatedNumbers(*numbers), None if gates else (w, gx), outputs
-    )
+    main, hyper = make_both_buffers(kept, state, norms, masks, GatedNumbers(*numbers), (w, gx), outputs)
     # For a step or two, as in decoding, copying the weights side by side costs more than a second product.
-    merged = torch.cat([w.weight, w.weight_hyper], dim=1) if T >= 4 and gates is None else None
+    merged = torch.cat([w.weight, w.weight_hyper], dim=1) if T >= 4 else None
     if merged is not None and how.fits_one_call(
         T, B, merged.numel() + w.weight_e.numel() + w.weight_z.numel(), y.dtype
     ):
@@ -119,7 +112,7 @@ def hyper_lstm_op(
         vectors = w.bias_z, g_hyper
         run = native.hyper_lstm_sequence((main, None), (hyper, None), panels, vectors, previous)
     else:
-        run = forward_steps(kept, w, merged, previous, how, gates, main, hyper, g_hyper)
+        run = forward_steps(kept, w, merged, previous, how, main, hyper, g_hyper)
     Resets(masks.resets).forward(run, 0, T, (h, c, kept.e, k))
     last = h[-1].clone(), c[-1].clone(), kept.e[-1].clone(), k[-1].clone()
     kept = kept._replace(h=h if masks.mask is not None else rows(0), read=rows(0) if e is None else e)

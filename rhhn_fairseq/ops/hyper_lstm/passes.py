@@ -12,7 +12,6 @@ from torch import Tensor
 from rhhn_fairseq.ops import native
 from rhhn_fairseq.ops.backends import Plan, pointwise
 from rhhn_fairseq.ops.buffers import Gated, GatedGradients
-from rhhn_fairseq.ops.hyper_lstm.rank_scaled_gates import RankScaledGates
 from rhhn_fairseq.ops.lstm import (
     GatedNumbers,
     make_buffers,
@@ -41,8 +40,6 @@ class Weights(NamedTuple):
         weight_e: the hypernetwork's recurrent matrix [N, 4 N].
         weight_z: [N, 12 Z] with bias_z [12 Z].
         weight_d: [12, Z, H] and bias: b_0 [4, H], state type.
-        weight_r: if several outer products scale W_h, the map to their vectors, state type, see
-            ``RankScaledGates``; weight_z then has Z more columns.
     """
 
     weight: Tensor
@@ -52,14 +49,6 @@ class Weights(NamedTuple):
     bias_z: Tensor
     weight_d: Tensor
     bias: Tensor
-    weight_r: Tensor | None = None
-
-
-def make_gates(weights: Weights, gx: Tensor, gemm: str) -> RankScaledGates:
-    """Returns what computes the sums of the main network's gates if several outer products scale W_h."""
-    w = weights
-    assert w.weight_r is not None
-    return RankScaledGates(w.weight, w.weight_d, w.bias, w.weight_r, gx, gemm)
 
 
 class Kept(NamedTuple):
@@ -88,21 +77,19 @@ def make_both_buffers(
     norms: Sequence[Tensor],
     masks: Masks,
     numbers: GatedNumbers,
-    scaled: tuple[Weights, Tensor] | None,
+    scaled: tuple[Weights, Tensor],
     y: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Gated, Gated]:
     """Returns the buffers of the main network and of the hypernetwork; the latter has no noise of its own.
 
     Args:
-        scaled: the weights and gx, if the point-wise work scales the main network's sums. y: the outputs of
-            both networks, in a forward pass with a mask; those of the hypernetwork may be missing.
+        scaled: the weights and gx. y: the outputs of both networks, in a forward pass with a mask; those of
+            the hypernetwork may be missing.
     """
     u, h, c, a, e, k, z, _ = kept
     half, plain = len(norms) // 2, GatedNumbers(numbers.forget_bias)
-    further, outputs = {}, {}
-    if scaled is not None:
-        weights, gx = scaled
-        further = {"gx": gx, "z": z, "weight_d": weights.weight_d, "bias": weights.bias}
+    (weights, gx), outputs = scaled, {}
+    further = {"gx": gx, "z": z, "weight_d": weights.weight_d, "bias": weights.bias}
     if y is not None:
         further["y"], outputs["y"] = y[0], torch.empty_like(e) if y[1] is None else y[1]
     of_h = u[:, :, : 4 * h.shape[-1]]
@@ -116,7 +103,6 @@ def forward_steps(
     merged: Tensor | None,
     previous: bool,
     plan: Plan,
-    gates: RankScaledGates | None,
     main: Gated,
     hyper: Gated,
     g_hyper: Tensor,
@@ -125,8 +111,6 @@ def forward_steps(
 
     Args:
         merged: weight and weight_hyper side by side; None for a product with each.
-        gates: what computes the sums of the main network's gates; None if a product and the point-wise
-            work do.
         main, hyper: the buffers of both networks. g_hyper: the hypernetwork's x W_x + b.
     """
     (T, B, H), N = kept.c.shape, kept.e.shape[-1]
@@ -151,15 +135,12 @@ def forward_steps(
             if from_h is not None:
                 from_h.product(h_t, u_t)
             else:
-                if gates is None:
-                    torch.mm(h_t, weights.weight, out=main_t)
+                torch.mm(h_t, weights.weight, out=main_t)
                 torch.mm(h_t, weights.weight_hyper, out=hyper_t)
             torch.add(g_t, hyper_t, out=a_t)
             from_e.product(e_t, a_t, a_t)
             hyper_step(t)
             to_z.product(e_t if previous else e_new, z_t, weights.bias_z)
-            if gates is not None:
-                gates.forward(t, h_t, z_t, main_t)
             main_step(t)
 
     return run
@@ -181,24 +162,17 @@ def run_backward(
     ``hyper_lstm_backward``."""
     (T, B, H), N, (dy, *last) = kept.c.shape, kept.e.shape[-1], gradients
     widths = (4 * H, 4 * N)
-    gates = None if weights.weight_r is None else make_gates(weights, gx, plan.gemm)
-    scaled = (weights, gx) if gates is None else None
-    main, hyper = make_both_buffers(kept, state, norms, masks, numbers, scaled)
+    main, hyper = make_both_buffers(kept, state, norms, masks, numbers, (weights, gx))
     steps = block_steps(T, B, kept.u.dtype, kept.c.dtype)
     du = kept.u.new_empty(steps, *kept.u.shape[1:])
     du_main, du_hyper = du.split(widths, dim=-1)
     dgx, dg_hyper, dz = (torch.empty_like(tensor) for tensor in (gx, kept.a, kept.z))
-    further = {"dgx": dgx, "dz": dz}
-    if gates is None:
-        further["dweight_d"] = pointwise.gradient_sums(plan, weights.weight_d.shape, main.c0)
-        from_h = torch.cat(weights[:2], dim=1)
-    else:
-        gates.start_backward()
-        from_h, du = weights.weight_hyper, du_hyper
-    of_main = make_gradients(plan, main, dy, last[:2], du_main, **further)
+    dweight_d = pointwise.gradient_sums(plan, weights.weight_d.shape, main.c0)
+    from_h = torch.cat(weights[:2], dim=1)
+    of_main = make_gradients(plan, main, dy, last[:2], du_main, dgx=dgx, dz=dz, dweight_d=dweight_d)
     of_hyper = make_gradients(plan, hyper, None, last[2:], du_hyper)
     matrices = from_h, weights.weight_e, weights.weight_z
-    run = _backward_steps((main, of_main), (hyper, of_hyper), matrices, gates, kept.z, du, previous, plan)
+    run = _backward_steps((main, of_main), (hyper, of_hyper), matrices, du, previous, plan)
     resets, of_state = Resets(masks.resets), []
     for grads in (of_main, of_hyper):
         of_state += [grads.dh, grads.dh_direct, grads.dc]
@@ -217,14 +191,9 @@ def run_backward(
     if previous:
         read = operand_blocks(state[2], kept.e, None)
     (dbias, *dnorm), (_, *dhyper_norm) = split_sums(of_main), split_sums(of_hyper)
-    if gates is None:
-        # An operation's results must not share memory.
-        sides = dmerged.split(widths, dim=1)
-        dweight, dweight_hyper = (side.clone(memory_format=torch.contiguous_format) for side in sides)
-        of_scaling = [of_main.dweight_d.sum(0), dbias.view(4, H)]
-    else:
-        dweight, dweight_hyper = gates.dweight.to(dmerged.dtype), dmerged
-        of_scaling = [gates.dweight_d, gates.dbias, gates.dweight_r]
+    # An operation's results must not share memory.
+    sides = dmerged.split(widths, dim=1)
+    dweight, dweight_hyper = (side.clone(memory_format=torch.contiguous_format) for side in sides)
     return [
         dgx,
         dg_hyper,
@@ -237,7 +206,8 @@ def run_backward(
         dweight_e,
         weight_gradient(read, dz, plan.gemm),
         dz.sum((0, 1)),
-        *of_scaling,
+        of_main.dweight_d.sum(0),
+        dbias.view(4, H),
         *((*dnorm, *dhyper_norm) if norms else ()),
     ]
 
@@ -246,8 +216,6 @@ def _backward_steps(
     main: tuple[Gated, GatedGradients],
     hyper: tuple[Gated, GatedGradients],
     matrices: Sequence[Tensor],
-    gates: RankScaledGates | None,
-    z_TBZ: Tensor,
     du_KBU: Tensor,
     previous: bool,
     plan: Plan,
@@ -263,21 +231,16 @@ def _backward_steps(
     (buffers, grads), (_, inner) = main, hyper
     (T, B, _), K = buffers.c.shape, len(du_KBU)
     numbers = sum(matrix.numel() for matrix in matrices)
-    if gates is None and plan.fits_one_call(K, B, numbers, buffers.u.dtype):
+    if plan.fits_one_call(K, B, numbers, buffers.u.dtype):
         panels = [native.pack([matrix], "backward") for matrix in matrices]
         return native.hyper_lstm_sequence(main, hyper, panels, (), previous)
     to_h, to_e, from_z = (PackedWeight(matrix, T, B, plan.gemm, transpose=True) for matrix in matrices)
     main_step, hyper_step = pointwise.step(plan, *main), pointwise.step(plan, *hyper)
     du, du_inner, dz = du_KBU.unbind(0), inner.du.unbind(0), grads.dz.unbind(0)
-    before = previous_states(buffers.h0, buffers.h)
 
     def run(start: int, stop: int) -> None:
         for t in reversed(range(start, stop)):
             main_step(t)
-            through_gates = None
-            if gates is not None:
-                h = before[t] if buffers.gal is None else before[t] * buffers.gal
-                through_gates = gates.backward(t, h, z_TBZ[t], grads.du[t % K], dz[t], grads.dgx[t])
             # A step's gradient of z becomes that of the hypernetwork's sums and state.
             if not previous:
                 from_z.product(dz[t], inner.dh, inner.dh)
@@ -286,8 +249,6 @@ def _backward_steps(
             if previous:
                 from_z.product(dz[t], inner.dh, inner.dh)
             to_h.product(du[t % K], grads.dh)
-            if through_gates is not None:
-                grads.dh.add_(through_gates)
             through_recurrence(grads.dh, buffers.gal, buffers.share, t)
 
     return run
