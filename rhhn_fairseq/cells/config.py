@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import get_type_hints
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 from rhhn_fairseq.options import check_fields, option
 
 # Beyond these, the weights of one layer would fill terabytes.
@@ -40,6 +41,12 @@ class CellConfig(StateConfig):
     h_detach: float = option(
         0.0, help="probability, per step, that no gradient flows through the recurrent input", low=0, high=1
     )
+
+
+NORM_EPSILON = option(
+    LAYER_NORM_EPS, help="added to the variance in layer normalisation; torch has 1e-5", low=1e-12
+)
+"""An option of every cell with layer normalisation."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,6 @@ from rhhn_fairseq.cells.lstm import (
     LSTM,
     NOISY,
     GatedCell,
-    GatedConfig,
     LSTMConfig,
     naive_lstm,
     naive_update,
@@ -59,17 +58,15 @@ from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.ops import hyper_lstm as op
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.matmul.rank_scaling import rank_scaled, scaling_matrices
-from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
 from rhhn_fairseq.ops.sequence import gather_masks
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperLSTMConfig(ContextConfig, GatedConfig):
+class HyperLSTMConfig(ContextConfig, LSTMConfig):
     """Options of the HyperLSTM."""
 
     hyper_size: int = option(128, help="width of the hypernetwork", low=1, high=10**6)
     hyper_embed_size: int = option(4, help="width of the embeddings z", low=1, high=10**6)
-    layer_norm: bool = option(False, help="normalise the gates and c, in both networks")
     hyper_state: str = option(
         "current", help="compute z from this state of the hypernetwork", choices=HYPER_STATES
     )
@@ -85,6 +82,7 @@ class HyperLSTMConfig(ContextConfig, GatedConfig):
             hidden_size=self.hyper_size,
             forget_bias=self.forget_bias,
             layer_norm=self.layer_norm,
+            norm_epsilon=self.norm_epsilon,
         )
 
 
@@ -126,7 +124,12 @@ RANK_3 = SMALL | NOISY | dict(hyper_rank=3, hyper_context=1)
     "ln_hyperlstm",
     HyperLSTMConfig,
     naive_hyper_lstm,
-    tests=(SMALL | NOISY, PRINTED, SMALL | dict(hyper_context=2), SMALL | dict(hyper_rank=2)),
+    tests=(
+        SMALL | NOISY | dict(norm_epsilon=0.1),
+        PRINTED,
+        SMALL | dict(hyper_context=2),
+        SMALL | dict(hyper_rank=2),
+    ),
     layer_norm=True,
 )
 class HyperLSTM(GatedCell):
@@ -194,7 +197,7 @@ class HyperLSTM(GatedCell):
             a = torch.addcmul(a, d_h, _by_gate(affine(seen, self.weight_h)))
         normalise_c = None
         if config.layer_norm:
-            a = nn.functional.layer_norm(a, a.shape[-1:], eps=LAYER_NORM_EPS)
+            a = nn.functional.layer_norm(a, a.shape[-1:], eps=config.norm_epsilon)
             gain, shift = (p.view(4, 1, -1) for p in (self.gate_norm_weight, self.gate_norm_bias))
             a = torch.addcmul(shift, a, gain)
             normalise_c = self.normalise_c

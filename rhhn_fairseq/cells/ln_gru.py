@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.config import option
+from rhhn_fairseq.cells.config import NORM_EPSILON, option
 from rhhn_fairseq.cells.contract import OneMatrixEach
 from rhhn_fairseq.cells.gru import GRUConfig
 from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
@@ -35,6 +35,7 @@ class LNGRUConfig(GRUConfig):
     """Options of the GRU with layer normalisation."""
 
     update_bias: float = option(-1.0, help="constant added to the update gate; below 0 it keeps more of h")
+    norm_epsilon: float = NORM_EPSILON
 
 
 @over_time
@@ -43,7 +44,8 @@ def naive_ln_gru(p, config, x, state, noise):
     (h,) = state
     seen = drop(h, config.gal_dropout, at(noise, "gal"))
     sums = x @ p["weight_x"] + seen @ p["weight_h"]
-    r, c, u = np.split(naive_layer_norm(sums, p["gate_norm_weight"], p["gate_norm_bias"]), 3)
+    norm = p["gate_norm_weight"], p["gate_norm_bias"], config.norm_epsilon
+    r, c, u = np.split(naive_layer_norm(sums, *norm), 3)
     new = drop(np.tanh(sigmoid(r) * c), config.recurrent_dropout, at(noise, "update"))
     u = sigmoid(u + config.update_bias)
     h = zone(h, u * new + (1.0 - u) * h, config.zoneout, at(noise, "zoneout"))
@@ -54,7 +56,10 @@ def naive_ln_gru(p, config, x, state, noise):
     "ln_gru",
     LNGRUConfig,
     naive_ln_gru,
-    tests=(dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5, update_bias=0.5),),
+    tests=(
+        dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, h_detach=0.5)
+        | dict(update_bias=0.5, norm_epsilon=0.1),
+    ),
 )
 class LNGRU(OneMatrixEach, Cell):
     """GRU with layer normalisation; see the module's docstring. State: (h [B, H],)."""
@@ -71,7 +76,8 @@ class LNGRU(OneMatrixEach, Cell):
     def step(self, g_t, state, noise_t, matrices=None):
         (weight_h,), (h,), config = matrices or (self.weight_h,), state, self.config
         sums = affine(self.recurrent_input(h, noise_t), weight_h, g_t[0])
-        r, c, u = layer_norm(sums, self.gate_norm_weight, self.gate_norm_bias).chunk(3, dim=-1)
+        norm = self.gate_norm_weight, self.gate_norm_bias, config.norm_epsilon
+        r, c, u = layer_norm(sums, *norm).chunk(3, dim=-1)
         new = torch.tanh(torch.sigmoid(r) * c)
         new = dropout(new, config.recurrent_dropout, noise_at(noise_t, "update"))
         new = lerp(h, new, torch.sigmoid(u + config.update_bias))

@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from rhhn_fairseq.cells.config import CellConfig, option
+from rhhn_fairseq.cells.config import NORM_EPSILON, CellConfig, option
 from rhhn_fairseq.cells.contract import OneMatrixEach
 from rhhn_fairseq.cells.numpy_math import at, drop, over_time, sigmoid, zone
 from rhhn_fairseq.cells.numpy_math import layer_norm as naive_layer_norm
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops import lstm as op
 from rhhn_fairseq.ops import native
 from rhhn_fairseq.ops.backends import torch_nn
@@ -34,6 +35,7 @@ from rhhn_fairseq.ops.loop import noise_at
 from rhhn_fairseq.ops.matmul import gemm
 from rhhn_fairseq.ops.matmul.gemm import affine
 from rhhn_fairseq.ops.regularise import (
+    LAYER_NORM_EPS,
     detach_by_coin,
     draw_mask,
     dropout,
@@ -66,7 +68,13 @@ class GatedConfig(CellConfig):
 class LSTMConfig(GatedConfig):
     """Options of the LSTM."""
 
-    layer_norm: bool = option(False, help="normalise the gates and c")
+    layer_norm: bool = option(False, help="normalise the gates and c, in a hypernetwork too")
+    norm_epsilon: float = NORM_EPSILON
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.layer_norm and self.norm_epsilon != LAYER_NORM_EPS:
+            raise UsageError(f"norm_epsilon={self.norm_epsilon} has no effect without layer_norm")
 
 
 class GatedCell(Cell):
@@ -106,7 +114,8 @@ class GatedCell(Cell):
         """Returns the configuration in the form that fused operations read."""
         config = self.config
         keep_scale = 1.0 / (1.0 - config.recurrent_dropout)
-        return op.GatedNumbers(config.forget_bias, keep_scale, config.zoneout, config.zoneout_c)
+        epsilon = getattr(config, "norm_epsilon", LAYER_NORM_EPS)
+        return op.GatedNumbers(config.forget_bias, keep_scale, config.zoneout, config.zoneout_c, epsilon)
 
     def update(self, gates, h_BH, c_BH, noise_t, normalise_c=None):
         """Returns the output and the next state from the four gates' sums i, f, g, o ([B, H] each)."""
@@ -122,7 +131,7 @@ class GatedCell(Cell):
 
     def normalise_c(self, c_BH):
         """Returns c normalised for the output's tanh."""
-        return layer_norm(c_BH, self.c_norm_weight, self.c_norm_bias)
+        return layer_norm(c_BH, self.c_norm_weight, self.c_norm_bias, self.numbers().epsilon)
 
 
 def naive_update(sums, h, c, config, noise, p=None):
@@ -133,12 +142,13 @@ def naive_update(sums, h, c, config, noise, p=None):
     """
     if p is not None:
         gains, shifts = np.split(p["gate_norm_weight"], 4), np.split(p["gate_norm_bias"], 4)
-        sums = [naive_layer_norm(*each) for each in zip(sums, gains, shifts, strict=True)]
+        norms = zip(sums, gains, shifts, strict=True)
+        sums = [naive_layer_norm(*each, config.norm_epsilon) for each in norms]
     i, f, g, o = sums
     update = drop(np.tanh(g), config.recurrent_dropout, at(noise, "update"))
     c_new = inner = sigmoid(f + config.forget_bias) * c + sigmoid(i) * update
     if p is not None:
-        inner = naive_layer_norm(c_new, p["c_norm_weight"], p["c_norm_bias"])
+        inner = naive_layer_norm(c_new, p["c_norm_weight"], p["c_norm_bias"], config.norm_epsilon)
     h = zone(h, sigmoid(o) * np.tanh(inner), config.zoneout, at(noise, "zoneout"))
     return h, zone(c, c_new, config.zoneout_c, at(noise, "zoneout_c"))
 
@@ -160,7 +170,7 @@ NOISY = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2,
 @register_cell(
     "lstm", LSTMConfig, naive_lstm, tests=(NOISY, dict(recurrent_dropout=0.3, recurrent_mask="sequence"))
 )
-@register_cell("ln_lstm", LSTMConfig, naive_lstm, tests=(NOISY,), layer_norm=True)
+@register_cell("ln_lstm", LSTMConfig, naive_lstm, tests=(NOISY | dict(norm_epsilon=0.1),), layer_norm=True)
 class LSTM(OneMatrixEach, GatedCell):
     """LSTM, optionally with layer normalisation; see the module's docstring.
 
@@ -184,7 +194,7 @@ class LSTM(OneMatrixEach, GatedCell):
         a = affine(self.recurrent_input(h, noise_t), weight_h, g_t[0])
         if not self.config.layer_norm:
             return self.update(a.chunk(4, dim=-1), h, c, noise_t)
-        a = layer_norm(a, self.gate_norm_weight, self.gate_norm_bias, gates=4)
+        a = layer_norm(a, self.gate_norm_weight, self.gate_norm_bias, self.config.norm_epsilon, gates=4)
         return self.update(a.chunk(4, dim=-1), h, c, noise_t, self.normalise_c)
 
     def run_fused(self, g, state, mask_TB, noise, plan):

@@ -4,18 +4,16 @@ import functools
 
 import numpy as np
 
-from rhhn_fairseq.ops.regularise import LAYER_NORM_EPS
-
 
 def sigmoid(a):
     return 1.0 / (1.0 + np.exp(-a))
 
 
-def layer_norm(a_H, gain_H, shift_H):
+def layer_norm(a_H, gain_H, shift_H, epsilon):
     """Normalises one vector by its own mean and biased variance."""
     mean = a_H.sum() / a_H.size
     variance = ((a_H - mean) ** 2).sum() / a_H.size
-    return (a_H - mean) / np.sqrt(variance + LAYER_NORM_EPS) * gain_H + shift_H
+    return (a_H - mean) / np.sqrt(variance + epsilon) * gain_H + shift_H
 
 
 def over_time(step):

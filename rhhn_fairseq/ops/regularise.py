@@ -80,11 +80,11 @@ LAYER_NORM_EPS = 1e-3
 """Added to the variance; the value of the reference implementation of LN HyperLSTM (supercell)."""
 
 
-def layer_norm(a_BG: Tensor, gain_G: Tensor, shift_G: Tensor, gates: int = 1) -> Tensor:
+def layer_norm(a_BG: Tensor, gain_G: Tensor, shift_G: Tensor, epsilon: float, gates: int = 1) -> Tensor:
     """Applies layer normalisation to each of ``gates`` equal blocks of ``a_BG`` separately.
 
     Ba et al. 2016 (arXiv 1607.06450), equation 4, with the biased variance.
     """
     blocks = a_BG.unflatten(-1, (gates, -1))
-    normal = torch.nn.functional.layer_norm(blocks, blocks.shape[-1:], eps=LAYER_NORM_EPS)
+    normal = torch.nn.functional.layer_norm(blocks, blocks.shape[-1:], eps=epsilon)
     return torch.addcmul(shift_G, normal.flatten(-2), gain_G)

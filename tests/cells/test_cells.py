@@ -373,6 +373,7 @@ def test_evaluation_is_the_expectation_of_linear_noise(name, option):
         ((C, H), dict(zoneout=float("nan")), "not a finite number"),
         ((C, H), dict(recurrent_mask="nonsense"), "is unknown, choose from step, sequence"),
         ((C, H), dict(recompute_steps=-1), "recompute_steps=-1 is too small, the smallest is 0"),
+        ((C, H), dict(norm_epsilon=1e-5), "norm_epsilon=1e-05 has no effect without layer_norm"),
     ],
 )
 def test_unknown_options_and_impossible_values_raise(sizes, options, reason):

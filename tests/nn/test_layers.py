@@ -265,7 +265,7 @@ def test_layers_have_names_and_so_have_their_states():
 
 def test_cells_show_their_sizes():
     text = repr(_build("ln_hyperlstm").stack.cells[0])
-    assert "4, 6, hyper_size=3, hyper_embed_size=4, layer_norm=True" in text
+    assert "4, 6, layer_norm=True, hyper_size=3, hyper_embed_size=4" in text
     assert repr(_build("lstm").stack.cells[0]) == "LSTM(4, 6, layer_norm=False)"
 
 

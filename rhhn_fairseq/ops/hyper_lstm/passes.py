@@ -87,7 +87,7 @@ def make_both_buffers(
             the hypernetwork may be missing.
     """
     u, h, c, a, e, k, z, _ = kept
-    half, plain = len(norms) // 2, GatedNumbers(numbers.forget_bias)
+    half, plain = len(norms) // 2, GatedNumbers(numbers.forget_bias, epsilon=numbers.epsilon)
     (weights, gx), outputs = scaled, {}
     further = {"gx": gx, "z": z, "weight_d": weights.weight_d, "bias": weights.bias}
     if y is not None:

@@ -38,12 +38,14 @@ class GatedNumbers(NamedTuple):
     Attributes:
         keep_scale: factor of a kept unit of the update.
         zone_h_rate, zone_c_rate: the share of the old value that zoneout keeps if there is no mask.
+        epsilon: added to a variance in layer normalisation.
     """
 
     forget_bias: float
     keep_scale: float = 1.0
     zone_h_rate: float = 0.0
     zone_c_rate: float = 0.0
+    epsilon: float = LAYER_NORM_EPS
 
 
 def lstm(
@@ -142,7 +144,7 @@ def make_buffers(
     if norm:
         further |= dict(zip(("gate_gain", "gate_shift", "c_gain", "c_shift"), norm, strict=True))
     further |= masks.of(Gated) | numbers._asdict()
-    return Gated(u=u, h0=h0, c0=c0, h=h, c=c, epsilon=LAYER_NORM_EPS, **further)
+    return Gated(u=u, h0=h0, c0=c0, h=h, c=c, **further)
 
 
 @torch.library.register_fake(lstm_op)
