@@ -30,7 +30,8 @@ if platform.machine().lower() in ("x86_64", "amd64"):
         LEVELS = {here: LEVELS[here]}
 
 HERE = Path("rhhn_fairseq/ops/native")
-SOURCES = ("energy.cpp", "gated.cpp", "highway.cpp", "hyper_sequence.cpp", "matmul.cpp", "product.cpp")
+SOURCES = ("energy.cpp", "gated.cpp", "highway.cpp", "hyper_sequence.cpp")
+SOURCES += ("integers.cpp", "matmul.cpp", "product.cpp")
 HEADERS = ("gated.h", "math.h", "matmul.h", "normal.h", "rows.h", "scaling.h", "sequence.h", "vector.h")
 # Vectorised without -ffast-math: NaN and infinity have to pass through, a diverged run must show.
 # Python's own flags ask for debugging information: five sixths of the library, a third of the compile time.

@@ -1,31 +1,39 @@
 """Weights in 8-bit integers."""
 
 import io
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from helpers.products import with_every_build
 
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops.matmul.quantised import QuantisedWeight
+from rhhn_fairseq.ops import native
+from rhhn_fairseq.ops.matmul.quantised import QuantisedWeight, _multiply
 
-LARGEST_SUMS = """
-import torch
-from rhhn_fairseq.ops.matmul.quantised import QuantisedWeight
 
-for sign in (1, -1):
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("M", "K", "N"), [(1, 64, 8), (3, 37, 53), (4, 512, 16), (6, 5, 700)])
+def test_every_build_multiplies_as_torch_does(M, K, N, threads, monkeypatch):
+    monkeypatch.setattr(native, "SHARED", 1 if threads > 1 else 10**9)
+    draw = torch.Generator().manual_seed(1)
+    weight = QuantisedWeight(torch.randn(K, N, generator=draw))
+    x = torch.randn(M, K, generator=draw) * torch.tensor([[1.0], [100.0], [0.0], [1e-30], [-1.0], [3.0]])[:M]
+    operands = x, weight.panels, weight.scales, weight.sums
+    expected = _multiply(*operands)
+    torch.set_num_threads(threads)
+    for _ in with_every_build():
+        # The integers are the same, and both multiply them by the same two numbers.
+        torch.testing.assert_close(native.multiply_integers(*operands), expected, rtol=1e-6, atol=0)
+    torch.set_num_threads(1)
+    assert torch.equal(weight(x[:1]), weight(x)[:1])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_largest_sums_do_not_saturate(sign):
+    """With 127 steps a weight, AVX2 gave 32.4 for 64."""
     weight = QuantisedWeight(torch.full((64, 8), float(sign)))
-    torch.testing.assert_close(weight(torch.ones(4, 64)), torch.full((4, 8), 64.0 * sign))
-"""
-
-
-@pytest.mark.parametrize("instructions", ["avx2", ""])
-def test_largest_sums_do_not_saturate(instructions):
-    """With 127 steps a weight, AVX2 gave 32.4 for 64. An empty string lets FBGEMM choose."""
-    environment = {**os.environ, "FBGEMM_ENABLE_INSTRUCTIONS": instructions}
-    subprocess.run([sys.executable, "-c", LARGEST_SUMS], env=environment, check=True)
+    for _ in with_every_build():
+        torch.testing.assert_close(weight(torch.ones(4, 64)), torch.full((4, 8), 64.0 * sign))
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from rhhn_fairseq.ops.native.build import (
     GatedStruct,
     HighwayStruct,
     HyperRecurrenceStruct,
+    IntegersStruct,
     MatmulStruct,
     ProductStruct,
     RecurrenceStruct,
@@ -238,6 +239,40 @@ def multiply_few_rows(x: Tensor, w: Tensor, out: Tensor, add: Tensor | None = No
         arguments.add, arguments.ld_add = add.data_ptr(), 0 if add.dim() == 1 else N
     call = compiled().product if by_rows else compiled().product_transposed
     call(ctypes.addressof(arguments))
+
+
+INTEGERS = (16, 4)
+"""Columns of a panel of 8-bit integers, and rows that an instruction multiplies; see integers.cpp."""
+
+
+def lay_integers(integers_NK: Tensor) -> Tensor:
+    """Returns 8-bit integers of at most 63 in the panels of ``multiply_integers``, padded with zeros."""
+    (N, K), (columns, depth) = integers_NK.shape, INTEGERS
+    padded = torch.nn.functional.pad(integers_NK, (0, -K % depth, 0, -N % columns))
+    return padded.unflatten(1, (-1, depth)).unflatten(0, (-1, columns)).transpose(1, 2).contiguous()
+
+
+def collect_integers(panels: Tensor, N: int, K: int) -> Tensor:
+    """Returns the integers [N, K] that ``lay_integers`` laid in panels."""
+    return panels.transpose(1, 2).flatten(2).flatten(0, 1)[:N, :K]
+
+
+def multiply_integers(x_MK: Tensor, panels: Tensor, scales_N: Tensor, sums_N: Tensor) -> Tensor:
+    """Returns float rows times a matrix of integers, [M, N]; see ``quantised.QuantisedWeight``.
+
+    Args:
+        x_MK: float32, contiguous; each row is rounded to 8 bits by its own range.
+        panels: what ``lay_integers`` returned. scales_N: float32, of the columns. sums_N: int32, of each
+            column's integers.
+    """
+    (M, K), N = x_MK.shape, len(scales_N)
+    y = x_MK.new_empty(M, N)
+    arguments = IntegersStruct(M, K, N, torch.get_num_threads() if M * K * N >= SHARED else 1)
+    operands = {"x": x_MK, "panels": panels, "scales": scales_N, "sums": sums_N, "y": y}
+    for name, tensor in operands.items():
+        setattr(arguments, name, _address(name, tensor))
+    compiled().multiply_integers(ctypes.addressof(arguments))
+    return y
 
 
 def lstm_gates(a: Tensor, c: Tensor, forget_bias: float) -> tuple[Tensor, Tensor]:

@@ -76,6 +76,15 @@ class MatmulStruct(ctypes.Structure):
     ]
 
 
+class IntegersStruct(ctypes.Structure):
+    """``struct Integers`` of integers.cpp."""
+
+    _fields_ = [
+        *_fields("M K N threads", ctypes.c_int64),
+        *_fields("x panels scales sums y", ctypes.c_void_p),
+    ]
+
+
 class EnergyStruct(ctypes.Structure):
     """``struct Energy`` of energy.cpp."""
 
@@ -92,6 +101,7 @@ STRUCTURES = {
     "hyper_recurrence": HyperRecurrenceStruct,
     "product": ProductStruct,
     "matmul": MatmulStruct,
+    "integers": IntegersStruct,
     "energy": EnergyStruct,
 }
 """The structures that both languages declare, by their name in the C++ functions ``size_of_*``."""
@@ -154,7 +164,7 @@ def _declare(compiled: ctypes.CDLL) -> None:
         signatures[f"highway_sequence_{direction}"] = (address, address)
         signatures[f"hyper_lstm_sequence_{direction}"] = (address, address, address)
     signatures |= {"matmul": (address,), "product": (address,), "product_transposed": (address,)}
-    signatures["lay_panels"] = (address, address)
+    signatures |= {"multiply_integers": (address,), "lay_panels": (address, address)}
     signatures["lstm_gates"] = (integer, integer, ctypes.c_float, *(address,) * 4)
     for name, types in signatures.items():
         function = getattr(compiled, name)
