@@ -42,7 +42,10 @@ class CharacterStep(nn.Module):
 
 
 class StrokeStep(nn.Module):
-    """Reads normalised points [B, 3] and the text's indices [B, U]; gives [B, 6 M + 1], phi and the state."""
+    """Reads normalised points [B, 3] and the text's indices [B, U]; gives [B, 6 M + 1], phi and the state.
+
+    Without a window the text is ignored, and phi is zero.
+    """
 
     def __init__(self, network: StrokeNetwork):
         super().__init__()
@@ -50,7 +53,10 @@ class StrokeStep(nn.Module):
 
     def forward(self, point: Tensor, text: Tensor, *state: Tensor):
         network, x = self.network, point.unsqueeze(0)
-        y, after, phi = network.stack(x, one_hot(text, len(network.symbol_codes), x.dtype), state)
+        if network.window:
+            y, after, phi = network.stack(x, one_hot(text, len(network.symbol_codes), x.dtype), state)
+        else:
+            (y, after), phi = network.stack(x, state), nn.functional.pad(0.0 * text, (0, 1)).unsqueeze(0)
         return y[0] @ network.weight_out + network.bias_out, phi[0], *after
 
 
@@ -109,7 +115,7 @@ def export_model(model: nn.Module, directory: str | Path) -> None:
         _export(
             CharacterStep(traced), directory, "step", {"entry": _ids(B)}, traced.stack.state_sizes, ["logits"]
         )
-    elif isinstance(traced, StrokeNetwork) and traced.window:
+    elif isinstance(traced, StrokeNetwork):
         kind, about = "strokes", _about_strokes(traced)
         inputs = {"point": (torch.zeros(2, 3), {0: B}), "text": _ids(B, U)}
         _export(StrokeStep(traced), directory, "step", inputs, traced.stack.state_sizes, ["mixture", "phi"])
@@ -126,9 +132,7 @@ def export_model(model: nn.Module, directory: str | Path) -> None:
         inputs = {"piece": _ids(B), **memory}
         _export(DecoderStep(traced.decoder), directory, "step", inputs, sizes, ["scores"])
     else:
-        raise UsageError(
-            f"--onnx: {type(model).__name__} is no model of characters, of handwriting with a window, or GNMT"
-        )
+        raise UsageError(f"--onnx: {type(model).__name__} is no model of characters, of handwriting, or GNMT")
     _write(directory / "model.json", json.dumps(about, ensure_ascii=False, indent=1).encode())
     _write(directory / "run.py", (RUNNERS / f"{kind}.py").read_bytes())
 
@@ -175,7 +179,7 @@ def _about_characters(network: CharacterNetwork) -> dict:
 
 def _about_strokes(network: Any) -> dict:
     normalisation = network.normalisation
-    starts = network.stack.config.window_start == "first"
+    starts = network.window and network.stack.config.window_start == "first"
     return {
         "symbols": network.symbols,
         "mean": normalisation.mean,

@@ -1,6 +1,7 @@
 """Whole models as ONNX graphs: run.py computes what torch computes, without torch."""
 
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -71,6 +72,17 @@ def test_mixtures_of_a_handwriting_model(tmp_path, start):
         np.testing.assert_allclose(phi, places.numpy(), atol=TOLERANCE, rtol=0)
 
 
+@torch.no_grad()
+def test_a_handwriting_model_without_a_text(tmp_path):
+    model = tiny_handwriting.disturb(tiny_handwriting.build("ln_hyperlstm", layers=2))
+    read, points = runner(model, tmp_path)["read"], torch.randn(1, 5, 3)
+    state = [np.zeros((1, size), np.float32) for size in model.stack.state_sizes]
+    for point, row in zip(points[0], model(points)[0][0], strict=True):
+        mixture, _, state = read(point.numpy(), np.zeros((1, 1), int), state)
+        np.testing.assert_allclose(mixture, row.numpy(), atol=TOLERANCE, rtol=TOLERANCE)
+    assert len(re.findall("[ML]", run_alone(tmp_path, ""))) == 400
+
+
 def test_a_translation_model_from_the_command_line(tmp_path, capsys):
     """Log-probabilities of the encoder and of three steps of two hypotheses; and a text is translated."""
     corpus = tiny_translation.prepare(tmp_path)
@@ -113,10 +125,8 @@ def test_options_without_an_effect_on_graphs_are_refused(tmp_path):
 
 
 def test_models_without_graphs_are_refused(tmp_path):
-    with pytest.raises(
-        UsageError, match="--onnx: Handwriting is no model of characters, of handwriting with"
-    ):
-        export_model(tiny_handwriting.build("lstm"), tmp_path)
+    with pytest.raises(UsageError, match="--onnx: Linear is no model of characters, of handwriting, or GNMT"):
+        export_model(torch.nn.Linear(2, 2), tmp_path)
     task = build_task(write_corpus(tmp_path))
     sizes = {"rhn_depth": 2, "first_step": "skip", "hyper_size": None, "hyper_embed_size": None}
     with pytest.raises(UsageError, match="trained with --first-step skip"):

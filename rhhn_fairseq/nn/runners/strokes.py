@@ -1,4 +1,4 @@
-"""Writes a line as SVG: python run.py TEXT [BIAS [SEED]] > line.svg. Needs onnxruntime and numpy alone."""
+"""Writes a line as SVG, with onnxruntime: python run.py TEXT [BIAS [SEED]]; without a window TEXT is ""."""
 
 import json
 import sys
@@ -20,12 +20,12 @@ def read(point, text, state):
 
 def write(text, bias=1.0, seed=1):
     """Yields offsets and pen bits; Graves 2013, equations 18 to 23, 61 and 62."""
-    rng, symbols, bias, past = np.random.default_rng(int(seed)), ABOUT["symbols"], float(bias), False
-    places = np.array([[symbols.index(symbol) for symbol in text + " " * (" " in symbols)]])
+    rng, symbols, bias = np.random.default_rng(int(seed)), ABOUT["symbols"], float(bias)
+    places = np.array([[symbols.index(symbol) for symbol in text + " " * (" " in symbols)] or [0]])
     state, point = [np.zeros((1, size), np.float32) for size in ABOUT["state"]], np.zeros(3)
     if ABOUT["window"] is not None:
         state[ABOUT["window"]][0, places[0, 0]] = 1
-    while not past:
+    for _ in range(80 * len(text) or 400):
         mixture, phi, state = read(point, places, state)
         pen, weight, mean, scale, twist = np.split(mixture, 1 + np.array([0, 1, 3, 5]) * (len(mixture) // 6))
         odds = np.exp((weight - weight.max()) * (1 + bias))
@@ -34,8 +34,9 @@ def write(text, bias=1.0, seed=1):
         noise = np.array([a, r[one] * a + np.sqrt(1 - r[one] ** 2) * b])
         offset = mean.reshape(-1, 2)[one] + np.exp(scale.reshape(-1, 2)[one] - bias) * noise
         point = np.array([*offset, rng.random() < 1 / (1 + np.exp(-pen[0]))])
-        past = phi[-1] > phi[:-1].max()
         yield offset * ABOUT["std"] + ABOUT["mean"], point[2]
+        if phi[-1] > phi[:-1].max():
+            return
 
 
 if __name__ == "__main__":
@@ -45,5 +46,5 @@ if __name__ == "__main__":
     letters[0] = "M"
     path = "".join(f"{letter}{x:.1f} {y:.1f}" for letter, (x, y) in zip(letters, places, strict=True))
     (x, y), (right, bottom) = places.min(0) - 5, places.max(0) + 5
-    print(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x} {y} {right - x} {bottom - y}">')
-    print(f'<path d="{path}" fill="none" stroke="black"/></svg>')
+    view = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x} {y} {right - x} {bottom - y}">'
+    print(view, f'<path d="{path}" fill="none" stroke="black"/></svg>')
