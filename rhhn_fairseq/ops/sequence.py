@@ -25,7 +25,8 @@ Run = Callable[[int, int], None]
 class Resets:
     """Where the states of sequences start anew from zeros, within a pass over their steps.
 
-    Between two resets the steps run as they would without.
+    Between two resets the steps run as they would without. A function that runs steps and has the attribute
+    ``clears`` does this itself.
 
     Args:
         resets_TB: bool, true before the steps at which a state starts anew; None for nowhere. Those of step 0
@@ -55,7 +56,7 @@ class Resets:
             states: tensors [T, B, ·] of the states after each step, which the next step reads. They are
                 cleared before a reset.
         """
-        if not self.steps:
+        if not self.steps or hasattr(run, "clears"):
             return run(start, stop)
         for first, last in self._spans(start, stop):
             self._clear(first, [state[first - 1] for state in states])
@@ -63,6 +64,8 @@ class Resets:
 
     def backward(self, run: Run, start: int, stop: int, gradients: Sequence[Tensor | None]) -> None:
         """Runs steps backward; clears the gradients of the state, [B, ·], after those that begin anew."""
+        if hasattr(run, "clears"):
+            return run(start, stop)
         for first, last in reversed(list(self._spans(start, stop))):
             run(first, last)
             self._clear(first, gradients)

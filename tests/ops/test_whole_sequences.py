@@ -1,5 +1,6 @@
 """Many steps in one compiled call, against the loop over ``step`` in float64."""
 
+import functools
 import itertools
 
 import pytest
@@ -87,6 +88,11 @@ def _inputs(cell, T, B, padded):
     return x, state, mask
 
 
+def _noise(cell, T, B):
+    """The cell's noise, and sequences that start anew."""
+    return cell.sample_noise(T, B) | {"resets": torch.rand(T, B, 1) < 0.2}
+
+
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("T, B, H", SHAPES)
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
@@ -94,7 +100,7 @@ def _inputs(cell, T, B, padded):
 def test_equals_the_loop(name, T, B, H, padded, noisy, ran):
     cell = _cell(name, noisy, H)
     x, state, mask = _inputs(cell, T, B, padded)
-    noise = cell.sample_noise(T, B) if noisy else None
+    noise = _noise(cell, T, B) if noisy else None
     results = _pass(cell, x, state, mask, noise)
     # A HyperRHN's hypernetwork is a sequence of its own.
     each = 2 if name == "hyperrhn" else 1
@@ -113,12 +119,12 @@ def test_highways_in_parts_equal_the_loop(name, rows, ran, monkeypatch):
     def counted(buffers, gradients, *others):
         run = steps_of(buffers, gradients, *others)
         direction = native.direction_of(gradients)
-        return lambda start, stop: parts.append((direction, start, stop)) or run(start, stop)
+        return functools.wraps(run)(lambda *steps: parts.append((direction, *steps)) or run(*steps))
 
     monkeypatch.setattr(native, "many_steps", counted)
     cell = _cell(name, True, 33)
     x, state, mask = _inputs(cell, T, B, True)
-    noise = cell.sample_noise(T, B)
+    noise = _noise(cell, T, B)
     results = _pass(cell, x, state, mask, noise)
     # A HyperRHN's main network is last forward and first backward.
     forward = [part[1:] for part in parts if part[0] == "forward"]
@@ -137,7 +143,7 @@ def test_steps_with_packed_matrices_equal_the_loop(name, T, B, H, compiled_produ
     monkeypatch.setattr(backends.Plan, "fits_one_call", lambda *_: False)
     cell = _cell(name, True, H)
     x, state, mask = _inputs(cell, T, B, True)
-    noise = cell.sample_noise(T, B)
+    noise = _noise(cell, T, B)
     results = _pass(cell, x, state, mask, noise)
     assert len(compiled_products) > 2 * T
     _assert_as_the_loop(results, cell, x, state, mask, noise)

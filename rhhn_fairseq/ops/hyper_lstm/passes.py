@@ -93,8 +93,9 @@ def make_both_buffers(
     if y is not None:
         further["y"], outputs["y"] = y[0], torch.empty_like(e) if y[1] is None else y[1]
     of_h = u[:, :, : 4 * h.shape[-1]]
+    of_hyper = Masks(masks.mask, resets=masks.resets)
     main = make_buffers((of_h, h, c), state[:2], norms[:half], masks, numbers, **further)
-    return main, make_buffers((a, e, k), state[2:], norms[half:], Masks(masks.mask), plain, **outputs)
+    return main, make_buffers((a, e, k), state[2:], norms[half:], of_hyper, plain, **outputs)
 
 
 def forward_steps(

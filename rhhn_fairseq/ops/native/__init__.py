@@ -69,7 +69,7 @@ def many_steps(
         call(ctypes.addressof(recurrence))
 
     # An address keeps nothing alive; what it points to must live as long as the function.
-    run.holds = panels  # type: ignore[attr-defined]  # Functions have no declared attributes.
+    run.holds, run.clears = panels, True  # type: ignore[attr-defined]  # Functions have no declared attributes.
     return run
 
 
@@ -104,7 +104,7 @@ def hyper_lstm_sequence(
         recurrence.start, recurrence.stop = start, stop
         call(ctypes.addressof(first), ctypes.addressof(second), ctypes.addressof(recurrence))
 
-    run.holds = (main, hyper, panels, vectors)  # type: ignore[attr-defined]
+    run.holds, run.clears = (main, hyper, panels, vectors), True  # type: ignore[attr-defined]
     return run
 
 

@@ -26,7 +26,7 @@ class GatedStruct(ctypes.Structure):
         *_fields("forget_bias epsilon keep_scale zone_h_rate zone_c_rate", ctypes.c_double),
         *_fields("threads", ctypes.c_int64),
         *_fields("u gx z weight_d bias gate_gain gate_shift c_gain c_shift", ctypes.c_void_p),
-        *_fields("mask keep zone_h zone_c c_scale h0 c0 h c y", ctypes.c_void_p),
+        *_fields("mask resets keep zone_h zone_c c_scale h0 c0 h c y", ctypes.c_void_p),
         *_fields("dy dh dh_direct dc du dgx dz dweight_d sums", ctypes.c_void_p),
     ]
 
@@ -38,7 +38,7 @@ class HighwayStruct(ctypes.Structure):
         *_fields("T B H L D ld_y", ctypes.c_int64),
         *_fields("keep_scale zone_rate", ctypes.c_double),
         *_fields("threads", ctypes.c_int64),
-        *_fields("u gx z bias bias_x bias_z first mask keep zone_h s0 s o y", ctypes.c_void_p),
+        *_fields("u gx z bias bias_x bias_z first mask resets keep zone_h s0 s o y", ctypes.c_void_p),
         *_fields("dy ds ds_direct past du dgx dz sums", ctypes.c_void_p),
     ]
 

@@ -38,6 +38,7 @@ struct Gated {
     const void* c_gain;      // [H] state type
     const void* c_shift;     // [H] state type
     const uint8_t* mask;     // [T, B]
+    const uint8_t* resets;   // [T, B]: before which steps the state starts anew; read by whole sequences only
     const uint8_t* keep;     // [T or 1, B, H]
     const uint8_t* zone_h;   // [T, B, H]
     const uint8_t* zone_c;   // [T, B, H]
@@ -112,6 +113,21 @@ class GatedStep {
     Rows<T> sums_at(int64_t b) const { return {at<T>(p.u) + (t * p.B + b) * p.ld_u, p.ld_u}; }
     Rows<const T> gradient(int64_t b) const { return {products_gradient(b), p.ld_du}; }
     T* arriving_at(int64_t b) const { return at<T>(p.dh) + b * H; }
+    void clear_state(int64_t first, int64_t last) const {
+        for (int64_t b = first; b < last; ++b) {
+            if (!starts_anew(p, t, b)) continue;
+            std::fill_n(at<T>(p.h) + ((t - 1) * p.B + b) * H, H, T{});
+            std::fill_n(at<S>(p.c) + ((t - 1) * p.B + b) * H, H, S{});
+        }
+    }
+    void clear_gradient(int64_t first, int64_t last) const {
+        for (int64_t b = first; b < last; ++b) {
+            if (!starts_anew(p, t, b)) continue;
+            std::fill_n(at<T>(p.dh) + b * H, H, T{});
+            if (p.dh_direct) std::fill_n(at<S>(p.dh_direct) + b * H, H, S{});
+            std::fill_n(at<S>(p.dc) + b * H, H, S{});
+        }
+    }
     // The interface of hyper_sequence.cpp.
     const T* state(int64_t b) const { return at<T>(p.h) + (t * p.B + b) * H; }
     Rows<T> embeddings_at(int64_t b) const { return {at<T>(p.z) + (t * p.B + b) * 12 * p.Z, 12 * p.Z}; }

@@ -28,6 +28,7 @@ struct Highway {
     const void* bias_z;        // [L, H] state type, or null
     const uint8_t* first;      // [T, B] or null: positions at which layer 0 takes no bias
     const uint8_t* mask;       // [T, B]
+    const uint8_t* resets;     // [T, B]: before which steps the state starts anew; read by whole sequences only
     const uint8_t* keep;       // [T, B, L H]
     const uint8_t* zone;       // [T, B, H]
     const void* s0;            // [B, H] state type
@@ -79,6 +80,18 @@ class HighwayStep {
         return {products_gradient(b), 2 * H};
     }
     T* arriving_at(int64_t b) const { return static_cast<T*>(p.ds) + b * H; }
+    void clear_state(int64_t first, int64_t last) const {
+        for (int64_t b = first; b < last && !l; ++b)
+            if (starts_anew(p, t, b))
+                std::fill_n(static_cast<S*>(p.s) + (((p.L - 1) * p.T + t - 1) * p.B + b) * H, H, S{});
+    }
+    void clear_gradient(int64_t first, int64_t last) const {
+        for (int64_t b = first; b < last && !l; ++b) {
+            if (!starts_anew(p, t, b)) continue;
+            std::fill_n(static_cast<T*>(p.ds) + b * H, H, T{});
+            std::fill_n(static_cast<S*>(p.ds_direct) + b * H, H, S{});
+        }
+    }
 
    private:
     void forward_row(int64_t b, S* scratch) const {

@@ -37,6 +37,8 @@ class HyperRows {
         for (int64_t t = r.start; t < r.stop; ++t) {
             const Main step(main, t);
             const Hyper inner(hyper, t);
+            step.clear_state(first, last);
+            inner.clear_state(first, last);
             Rows<const float> h{step.read(first), H};
             if (r.gal) {
                 for (int64_t i = 0; i < rows * H; ++i) dropped[i] = h.data[i] * r.gal[first * H + i];
@@ -72,6 +74,8 @@ class HyperRows {
                 for (int64_t i = 0; i < rows * H; ++i) dh[i] *= r.gal[first * H + i];
             if (r.share)
                 for (int64_t i = 0; i < rows * H; ++i) dh[i] *= r.share[t];
+            step.clear_gradient(first, last);
+            inner.clear_gradient(first, last);
         }
     }
 

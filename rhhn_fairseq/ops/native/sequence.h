@@ -23,8 +23,14 @@ struct Recurrence {
     int64_t start, stop;   // the time steps to run; stop is excluded
 };
 
+// Whether the state of a sequence starts anew before a step. Before the first step, the caller clears it.
+template <typename Sequence>
+bool starts_anew(const Sequence& p, int64_t t, int64_t b) {
+    return p.resets && t && p.resets[t * p.B + b];
+}
+
 // Runs the steps for one thread's rows. A Step has the methods read, sums_at, start, gradient and arriving_at, which
-// give the operands and results of its product, starting at a row.
+// give the operands and results of its product, starting at a row; and clear_state and clear_gradient.
 template <typename Step, typename Sequence>
 void forward_rows(const Sequence& p, const Recurrence& r, int64_t first, int64_t last, float* scratch) {
     const int64_t H = p.H, G = Step::sums_of(p), rows = last - first;
@@ -32,6 +38,7 @@ void forward_rows(const Sequence& p, const Recurrence& r, int64_t first, int64_t
     std::vector<float> dropped(r.gal ? rows * H : 0);
     for (int64_t n = r.start * Step::layers(p); n < r.stop * Step::layers(p); ++n) {
         const Step step(p, n);
+        step.clear_state(first, last);
         Rows<const float> x{step.read(first), H};
         if (r.gal) {
             for (int64_t i = 0; i < rows * H; ++i) dropped[i] = x.data[i] * r.gal[first * H + i];
@@ -57,6 +64,7 @@ void backward_rows(const Sequence& p, const Recurrence& r, int64_t first, int64_
             for (int64_t i = 0; i < rows * H; ++i) dh[i] *= r.gal[first * H + i];
         if (r.share && step.layer() == 0)
             for (int64_t i = 0; i < rows * H; ++i) dh[i] *= r.share[step.time()];
+        step.clear_gradient(first, last);
     }
 }
 
