@@ -24,6 +24,7 @@ from rhhn_fairseq.cells.contract import apply_maps
 from rhhn_fairseq.cells.hyper import scalable_cells
 from rhhn_fairseq.cells.hyper_rnn import naive_scaling
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.ops.backends import torch_nn
 
 
 def _cases():
@@ -453,7 +454,9 @@ def test_resets_equal_sequences_cut_there(name, options, monkeypatch):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 
-def test_torchs_gru_takes_resets(monkeypatch):
+@pytest.mark.parametrize("most_padding", [4, 0], ids=["padded", "packed"])
+def test_torchs_gru_takes_resets(most_padding, monkeypatch):
+    monkeypatch.setattr(torch_nn, "MOST_PADDING", most_padding)
     cell = build("gru", {})
     x, state = draw_inputs(cell, 9, 4)
     resets = torch.zeros(9, 4, dtype=torch.bool)

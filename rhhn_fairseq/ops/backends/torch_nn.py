@@ -6,13 +6,15 @@ constant forget bias, or the GRU's bias inside the reset gate.
 Shapes: T time, B batch, C input, H hidden, G gates times H; gates i, f, g, o or r, z, n as in the cells.
 """
 
-import itertools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.ops.loop import State, clear_state
+from rhhn_fairseq.ops.loop import State
+
+MOST_PADDING = 4
+"""How many times as many positions as a batch has its pieces between resets may fill."""
 
 
 class Weights(NamedTuple):
@@ -25,13 +27,21 @@ class Weights(NamedTuple):
     second: Tensor | None
 
 
-def run(kind: str, x_TBC: Tensor, state: State, weights: Weights, training: bool) -> tuple[Tensor, State]:
+def run(
+    kind: str,
+    x_TBC: Tensor,
+    state: State,
+    weights: Weights,
+    training: bool,
+    batch_sizes: Tensor | None = None,
+) -> tuple[Tensor, State]:
     """Runs an LSTM or a GRU over a sequence.
 
     Args:
         kind: ``lstm`` or ``gru``.
         state: (h, c) or (h,), tensors [B, H].
         training: whether cuDNN has to keep what its backward pass needs.
+        batch_sizes: of a GRU over packed sequences, whose data ``x_TBC`` then is; see ``PackedSequence``.
 
     Returns:
         the outputs [T, B, H], and the last state in the types of ``state``.
@@ -41,7 +51,9 @@ def run(kind: str, x_TBC: Tensor, state: State, weights: Weights, training: bool
     second = torch.zeros_like(weights.bias) if weights.second is None else weights.second
     flat = [tensor.to(dtype).contiguous() for tensor in (*weights[:3], second)]
     keeps = training or torch.is_grad_enabled()
-    if kind == "lstm":
+    if batch_sizes is not None:
+        y_TBH, *after = torch.gru(x_TBC, batch_sizes, states[0], flat, True, 1, 0.0, keeps, False)
+    elif kind == "lstm":
         y_TBH, *after = torch.lstm(x_TBC, states, flat, True, 1, 0.0, keeps, False, False)
     else:
         y_TBH, *after = torch.gru(x_TBC, states[0], flat, True, 1, 0.0, keeps, False, False)
@@ -51,17 +63,30 @@ def run(kind: str, x_TBC: Tensor, state: State, weights: Weights, training: bool
 def run_between_resets(
     kind: str, x_TBC: Tensor, resets_TB1: Tensor, state: State, weights: Weights, training: bool
 ) -> tuple[Tensor, State]:
-    """Runs a GRU from one step with resets to the next; other arguments as for ``run``.
+    """Runs a GRU over the pieces between resets, side by side; other arguments as for ``run``.
 
-    An LSTM's fused operation is faster: torch prepares the weights for every piece.
+    Pieces are padded, or packed where most of the work would be padding. An LSTM's fused operation is faster.
     """
-    weights = Weights(*(None if tensor is None else tensor.contiguous() for tensor in weights))  # type: ignore
-    starts = sorted({0, *resets_TB1.any(1).flatten().nonzero().flatten().tolist()})
-    sizes, outputs = [stop - start for start, stop in itertools.pairwise((*starts, len(x_TBC)))], []
-    for start, x in zip(starts, x_TBC.split(sizes), strict=True):
-        y_TBH, state = run(kind, x, clear_state(resets_TB1[start], state), weights, training)
-        outputs.append(y_TBH)
-    return torch.cat(outputs), state
+    T, B, C = x_TBC.shape
+    starts = torch.cat((torch.ones_like(resets_TB1[:1]), resets_TB1[1:])).squeeze(-1).T.flatten()
+    # Positions are counted row by row, pieces from the longest on.
+    first, piece = starts.nonzero().flatten(), starts.cumsum(0) - 1
+    step = torch.arange(T * B, device=x_TBC.device) - first[piece]
+    order = piece.bincount().argsort(descending=True)
+    first, slots = first[order], step * len(first) + order.argsort()[piece]
+    before = state[0].index_select(0, first // T)
+    cleared = resets_TB1.squeeze(-1).T.flatten()[first] | (first % T > 0)
+    before, x = before.masked_fill(cleared.unsqueeze(1), 0.0), x_TBC.transpose(0, 1).flatten(0, 1)
+    sizes = step.bincount().cpu()
+    padded = len(sizes) * len(first)
+    if padded <= MOST_PADDING * T * B:
+        x = x.new_zeros(padded, C).index_copy(0, slots, x).view(len(sizes), len(first), C)
+        y = run(kind, x, (before,), weights, training)[0].flatten(0, 1).index_select(0, slots)
+    else:
+        x = x.index_select(0, slots.argsort())
+        y = run(kind, x, (before,), weights, training, sizes)[0].index_select(0, slots.argsort().argsort())
+    y_TBH = y.view(B, T, -1).transpose(0, 1).contiguous()
+    return y_TBH, (y_TBH[-1].to(state[0].dtype, copy=True),)
 
 
 def run_padded(
