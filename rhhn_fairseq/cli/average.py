@@ -181,6 +181,8 @@ def average(paths: Sequence[str | Path], ema: bool = False) -> dict:
         UsageError: a checkpoint cannot be read, is given twice, holds no such weights or weights that are
             not finite, or has another architecture or other data than the first.
     """
+    from rhhn_fairseq.compat import checkpoints
+
     places = [os.path.realpath(path) for path in paths]
     for number, place in enumerate(places):
         if place in places[:number]:
@@ -198,7 +200,7 @@ def average(paths: Sequence[str | Path], ema: bool = False) -> dict:
                 raise UsageError(f"{path} and {paths[0]} were trained on different data: {what}")
     newest = max(range(len(states)), key=lambda index: (updates_of(states[index]), index))
     extra = dict(states[newest].get("extra_state") or {})
-    for name in ("ema", "ema_fp32_params", "best"):
+    for name in (*checkpoints.AVERAGES, "best"):
         extra.pop(name, None)
     extra |= {"val_loss": None, "averaged": [str(path) for path in paths]}
     model = _mean(weights, newest, paths)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from rhhn_fairseq.compat import in_place_of, resume
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless, replace_file
-from rhhn_fairseq.saving import Allowance, weight_problem
+from rhhn_fairseq.saving import Allowance, rename_old, weight_problem
 
 # Options that reach a file's name, a program or the choice of a reader, and what a stored configuration may
 # set them to. None is always possible.
@@ -44,6 +44,10 @@ DEEPEST = 60
 EXPRESSION = (ast.Expression, ast.Constant, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Load)
 EXPRESSION += (ast.UnaryOp, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UAdd, ast.USub)
 LARGEST = 10_000_000
+
+
+AVERAGES = ("ema", "ema_fp32_params")
+"""Where ``--store-ema`` keeps averaged weights, those of a model in 16 bits before they are rounded."""
 
 
 class WeightsOnlyTorch(types.ModuleType):
@@ -75,6 +79,10 @@ class WeightsOnlyTorch(types.ModuleType):
                 reason = f"cannot be read: it is damaged, cut short or no checkpoint ({type(error).__name__})"
             raise UsageError(f"checkpoint {name} {reason}") from error
         check_state(name, state)
+        if not _is_fairseqs(state):
+            extra = state.get("extra_state") or {}
+            for weights in (state["model"], *(extra.get(average) or {} for average in AVERAGES)):
+                rename_old(weights)
         return state
 
 

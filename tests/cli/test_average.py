@@ -125,6 +125,18 @@ def test_the_mean_that_training_keeps(trained, tmp_path, capsys):
     check_mean(weights(output), kept)
     run(capsys, paths[1], "--ema", "--output", output)
     check_mean(weights(output), kept[1:])
+    # Before gains were vectors named *_norm_weight.
+    old = {f"gate_{new}": f"gate_norm_{name}" for new, name in (("gain", "weight"), ("shift", "bias"))}
+
+    def with_old_names(state):
+        with_ema(state)
+        for table in (state["model"], state["extra_state"]["ema"]):
+            for before, name in old.items():
+                table[f"stack.cells.0.{before}"] = table.pop(f"stack.cells.0.{name}").view(4, -1)
+
+    older = written(tmp_path / "older.pt", with_old_names, trained / "checkpoint3.pt")
+    run(capsys, older, paths[1], "--ema", "--output", output)
+    check_mean(weights(output), kept)
     assert "holds no such weights; train with --store-ema" in run(
         capsys, output, "--ema", "--output", tmp_path / "other.pt", status=1
     )
