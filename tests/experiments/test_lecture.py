@@ -44,11 +44,12 @@ def test_trainings_are_recorded_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(conditioned_filter, "RATES", (0.01,))
     monkeypatch.setattr(conditioned_filter, "SEEDS", (1,))
     record = tmp_path / "record.json"
-    for _ in range(2):
-        conditioned_filter.main(["--record", str(record), "--updates", "1"])
+    for picture in ([], ["--picture", str(tmp_path / "filter.png")]):
+        conditioned_filter.main(["--record", str(record), "--updates", "1", *picture])
         runs = json.loads(record.read_text())
         assert [run["system"] for run in runs] == list(conditioned_filter.SYSTEMS)
     # Equal parameters are the point of the comparison.
     sizes = [run["parameters"] for run in runs]
     assert max(sizes) / min(sizes) < 1.05
     assert f"| HyperLSTM | {sizes[-1]:,} | 0.01 |" in capsys.readouterr().out
+    assert (tmp_path / "filter.png").read_bytes().startswith(b"\x89PNG")
