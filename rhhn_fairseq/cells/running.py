@@ -6,6 +6,7 @@ Shapes: T time, B batch, C input, H hidden.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -84,25 +85,36 @@ class Cell(Contract):
         else:
             plan = backends.select(self.request(x_TBC, state, mask_TB, noise))
         in_segments = 0 < self.config.recompute_steps < T and torch.is_grad_enabled()
-        if in_segments and (torch.compiler.is_compiling() or gemm.transformation() is None):
-            return self._run_in_segments(x_TBC, state, first, mask_TB, noise, plan)
-        return self.run_pass(x_TBC, state, first, mask_TB, noise, plan)
+        in_segments = in_segments and (torch.compiler.is_compiling() or gemm.transformation() is None)
+        if in_segments:
+            run, weights = functools.partial(self._run_again, plan), self._weights()
+            full_pass = recompute.Pass(run, list(weights.values()), first, mask_TB, noise)
+            y, after = recompute.run_in_segments(full_pass, self.config.recompute_steps, x_TBC, state)
+        else:
+            y, after = self.run_pass(x_TBC, state, first, mask_TB, noise, plan)
+        steps_run = plan.backend == "reference" and not in_segments
+        if steps_run or torch.compiler.is_compiling() or type(y) is not Tensor or not y.requires_grad:
+            return y, after
+        run = functools.partial(self._run_again, backends.make_plan("reference"))
+        parameters: list[Tensor] = [weight for weight in self.parameters() if weight.requires_grad]
+        if self._forward_pre_hooks:
+            # Pruning computes weights before a pass; looking for them takes longer.
+            parameters = list(self._weights().values())
+        full_pass = recompute.Pass(run, parameters, first, mask_TB, noise)
+        return recompute.differentiable_again(full_pass, x_TBC, state, y, after)
 
-    def _run_in_segments(
-        self, x_TBC: Tensor, state: State, first: Tensor | None, mask_TB: Tensor | None, noise, plan: Plan
-    ) -> tuple[Tensor, State]:
-        """Like ``run_pass``, but each segment is recomputed in the backward pass."""
+    def _weights(self) -> dict[str, Tensor]:
+        """Returns what a pass computes gradients of, by its name in a ``_Runner``."""
         # ``functional_call`` may have replaced the parameters for this pass only, as weight drop does.
-        runner = _Runner(self, plan)
-        weights: dict[str, Tensor] = {name: p for name, p in runner.named_parameters() if p.requires_grad}
-        if not torch.compiler.is_compiling():
-            weights |= recompute.computed_weights(runner)
+        named: dict[str, Tensor] = {f"cell.{n}": p for n, p in self.named_parameters() if p.requires_grad}
+        if torch.compiler.is_compiling():
+            return named
+        return named | {f"cell.{name}": p for name, p in recompute.computed_weights(self).items()}
 
-        def run(values, *arguments) -> tuple[Tensor, State]:
-            return torch.func.functional_call(runner, dict(zip(weights, values, strict=True)), arguments)
-
-        full_pass = recompute.Pass(run, list(weights.values()), first, mask_TB, noise)
-        return recompute.run_in_segments(full_pass, self.config.recompute_steps, x_TBC, state)
+    def _run_again(self, plan: Plan, values: Sequence[Tensor], *arguments) -> tuple[Tensor, State]:
+        """Runs ``run_pass`` with other values of the weights."""
+        named = dict(zip(self._weights(), values, strict=True))
+        return torch.func.functional_call(_Runner(self, plan), named, arguments)
 
     def run_pass(
         self,

@@ -88,6 +88,8 @@ def differentiate(
         pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
         leaves = [other if saved is None else saved for saved, other in pairs]
         kept, *arguments = unflatten(leaves, ctx.lengths)
+        if all(gradient is None for gradient in gradients[:outputs]):
+            return (*map(_no_gradient, arguments),)
         computed = backward(list(gradients[:outputs]), kept, *arguments)
         of_inputs = unflatten(computed, ctx.lengths[1 : 1 + differentiable])
         return *of_inputs, *map(_no_gradient, arguments[differentiable:])

@@ -48,7 +48,7 @@ class Pass(NamedTuple):
 def computed_weights(module: nn.Module) -> dict[str, Tensor]:
     """Returns the weights that pruning and the like compute before a pass, by their names."""
     return {
-        f"{prefix}.{name}": value
+        f"{prefix}.{name}".removeprefix("."): value
         for prefix, inner in module.named_modules()
         for name, value in vars(inner).items()
         if isinstance(value, Tensor) and value.requires_grad
@@ -56,10 +56,52 @@ def computed_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def run_in_segments(full_pass: Pass, steps: int, x_TBC: Tensor, state: State) -> tuple[Tensor, State]:
-    """Runs a pass in segments of ``steps`` steps; the result cannot be differentiated twice."""
+    """Runs a pass in segments of ``steps`` steps; see ``differentiable_again`` for second derivatives."""
     segments = _Segments(full_pass, steps, len(x_TBC), x_TBC.device.type)
     y, *after = _InSegments.apply(segments, len(state), x_TBC, *state, *full_pass.parameters)
     return y, tuple(after)
+
+
+def differentiable_again(full_pass: Pass, x_TBC: Tensor, state: State, y: Tensor, after: State):
+    """Returns the outputs and the last state of a pass with a gradient that can be differentiated again.
+
+    Their own gradient cannot. With ``create_graph=True`` it is computed by running ``full_pass``; otherwise
+    this costs nothing but a call.
+    """
+    loop = _Segments(full_pass, len(x_TBC), len(x_TBC), x_TBC.device.type)
+    # A function cannot pass on several views.
+    outputs = [out.clone() if out._is_view() else out for out in (y, *after)]
+    with torch.autograd._unsafe_preserve_version_counter(tuple(outputs)):
+        y, *after_again = _Again.apply(loop, len(outputs), *outputs, x_TBC, *state, *full_pass.parameters)
+    return y, tuple(after_again)
+
+
+class _Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, loop, count, *tensors):
+        outputs, sources = tensors[:count], tensors[count:]
+        ctx.loop, ctx.count, ctx.sources = loop, count, len(sources)
+        ctx.save_for_backward(*sources)
+        ctx.set_materialize_grads(False)
+        # They are the same tensors, with another history.
+        ctx.mark_dirty(*outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        if not torch.is_grad_enabled():
+            return None, None, *gradients, *(None for _ in range(ctx.sources))
+        x_TBC, *others = sources = ctx.saved_tensors
+        state, parameters = others[: ctx.count - 1], others[ctx.count - 1 :]
+        outputs = ctx.loop(parameters, ctx.loop.slices[0], x_TBC, tuple(state))
+        pairs = [
+            (y, dy) for y, dy in zip(outputs, gradients, strict=True) if dy is not None and y.requires_grad
+        ]
+        wanted = [source for source in sources if source.requires_grad]
+        ends, given = zip(*pairs, strict=True)
+        computed = iter(torch.autograd.grad(ends, wanted, given, create_graph=True, allow_unused=True))
+        found = [next(computed) if source.requires_grad else None for source in sources]
+        return None, None, *(None for _ in gradients), *found
 
 
 class _Segments:

@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.nn import layer_of
-from rhhn_fairseq.ops import native, policy
+from rhhn_fairseq.ops import backends, native, policy
 
 C, H, T, B = 4, 6, 5, 3
 # A fixture of all tests replaces it.
@@ -38,11 +38,29 @@ def test_second_derivatives(cell):
     assert torch.autograd.gradgradcheck(lambda x: rnn(x)[0], x)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "hyperlstm", "rhn", "hyperrhn"])
-def test_fused_operations_name_the_cure_of_second_derivatives(cell):
-    x = _x(T, B, C).requires_grad_()
-    with policy.using(kernel="aten"):
-        y, _ = _build(cell)(x)
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("options", [{}, {"recompute_steps": 2, "zoneout": 0.2}], ids=["plain", "segments"])
+def test_second_derivatives_are_those_of_the_loop(cell, options):
+    """Whatever runs the pass, with padding, resets, a state and noise, and after a change in place."""
+    mask, resets = torch.ones(T, B, dtype=torch.bool), torch.zeros(T, B, dtype=torch.bool)
+    mask[3:, 1], resets[2, 0], found = False, True, []
+    for backend in ("reference", None):
+        rnn, x = _build(cell, backend=backend, **options).train(), _x(T, B, C).requires_grad_()
+        hx = tuple(_x(1, B, size) for size in rnn.stack.state_sizes)
+        sources = [x, *rnn.parameters()]
+        torch.manual_seed(0)
+        y, _ = rnn(x, hx if len(hx) > 1 else hx[0], mask=mask, resets=resets)
+        y += 1.0
+        first = torch.autograd.grad(y.square().sum(), sources, create_graph=True)
+        loss = sum(gradient.square().sum() for gradient in first)
+        found.append([*first, *torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_operations_name_the_cure_of_second_derivatives():
+    cell, x = build_cell("lstm", C, H), torch.randn(T, B, C, requires_grad=True)
+    y, _ = cell.run_pass(x, cell.zero_state(B), None, None, None, backends.make_plan("aten"))
     (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     with pytest.raises(UsageError, match='second derivatives give the cell or layer backend="reference"'):
         gradient.square().sum().backward()
