@@ -25,7 +25,6 @@ LONGEST = (
     "test_triton.py",
     "test_gnmt_cli.py",
     "test_hostile.py",
-    "test_plugin.py",
 )
 """Files of tests that take minutes. They run first, so that no process is left alone with one at the end."""
 
