@@ -3,23 +3,17 @@
 A corpus is prepared once, by the project's own programs, into a directory below ``--data``.
 """
 
-import logging
-import shlex
-import subprocess
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
+from rhhn_fairseq.cli import prepare as cli
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.images import T10K_SPLIT
 from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CHARACTERS, CharVocabulary
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.programs import interpreter
-
-logger = logging.getLogger(__name__)
-
 
 # The name of a corpus for ``rhhn prepare``, None if nothing is prepared, and options.
 CORPORA: dict[str, tuple[str | None, tuple[str, ...]]] = {
@@ -62,7 +56,7 @@ def prepare(name: str, data: Path, from_dir: Path | None) -> Path | None:
             _check_form(name, place)
         return place
     source = [] if from_dir is None else ["--from-dir", str(from_dir)]
-    _prepare(prepared, [*source, *options, "--dest", str(place)])
+    cli.main([prepared, *source, *options, "--dest", str(place)])
     return place
 
 
@@ -74,8 +68,9 @@ def _check_form(name: str, place: Path) -> None:
     same = options.get("variant", variant) == variant and request.get("mode", mode) == mode
     # Other text in its place serves to measure costs.
     if request.get("corpus") == name and not same:
-        held = f"{place}: holds {manifest['variant']}"
-        raise UsageError(f"{held}, not the text of the table; name another --data")
+        raise UsageError(
+            f"{place}: holds {manifest['variant']}, not the text of the table; name another --data"
+        )
 
 
 def prepare_share(source: Path, share: float) -> Path:
@@ -97,7 +92,7 @@ def prepare_share(source: Path, share: float) -> Path:
             path = Path(texts) / split
             path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
             arguments += [f"--{split}", str(path)]
-        _prepare("text", arguments)
+        cli.main(["text", *arguments])
     return place
 
 
@@ -107,18 +102,3 @@ def task_options(name: str, place: Path | None) -> dict[str, object]:
         return {}
     complete = any(place.glob("train-images*"))
     return {"mnist_dir": str(place)} | ({} if complete else {"mnist_split": T10K_SPLIT})
-
-
-def _prepare(name: str, arguments: list[str]) -> None:
-    """Calls ``rhhn prepare``.
-
-    Raises:
-        UsageError: the program refuses; the message is its own, after its command, whose options it may name.
-    """
-    command = interpreter("-m", "rhhn_fairseq", "prepare", name, *arguments)
-    logger.info("preparing %s", name)
-    result = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    if result.returncode:
-        lines = result.stderr.strip().splitlines() or [f"rhhn prepare {name} ended with {result.returncode}"]
-        asked = shlex.join(["rhhn", "prepare", name, *arguments])
-        raise UsageError(f"{asked}: {lines[-1].removeprefix('error: ')}")

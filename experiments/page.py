@@ -1,6 +1,7 @@
 """The page of a table: the paper's figures, ours, what they cost, and the curves."""
 
 import itertools
+import json
 from collections import defaultdict
 from collections.abc import Set
 from pathlib import Path
@@ -17,48 +18,28 @@ from rhhn_fairseq.inspection.pictures import draw_curves
 Group = tuple[str, float, str, int, tuple[str, ...]]
 """Row, scale, type, updates, and options of fairseq-train beyond the row's."""
 
-COMMAND_HEADING = "## How it was made"
 
-
-def render(table: Table, records_dir: Path, pages: Path, command: str | None = None) -> Path:
+def render(table: Table, records_dir: Path, pages: Path) -> Path:
     """Writes PAGES/TABLE.md and its pictures from the records in RECORDS_DIR; returns the page.
-
-    A picture of a scale that has no curve any more is deleted.
-
-    Args:
-        command: the command that made the records, for the page; None for the one that the page shows.
 
     Raises:
         UsageError: a record cannot be read, or a file cannot be written.
     """
     pages.mkdir(parents=True, exist_ok=True)
     records, page = read_records(table, records_dir), pages / f"{table.name}.md"
-    command = command or _shown_command(page) or f"python -m experiments.reproduce {table.name}"
     curves = _curves(table, records)
     for scale, lines in curves.items():
         scaled = "" if scale == 1 else f" scaled by {scale:g}"
         title = f"{table.title}{scaled}, validation during training"
         with replace_file(pages / _picture(table, scale), follow=False) as file:
             file.write(plotting.encode(draw_curves(lines, table.scoring.metric, title), "png"))
-    current = {_picture(table, scale) for scale in curves}
-    for picture in (pages / _picture(table, 1), *pages.glob(f"{table.name}-x*.png")):
-        if picture.name not in current:
-            picture.unlink(missing_ok=True)
-    costs = costs_of(records, records_dir)
     with replace_file(page, follow=False) as file:
-        file.write(text(table, records, costs, set(curves), command).encode("utf-8"))
+        file.write(text(table, records, costs_of(records, records_dir), set(curves)).encode("utf-8"))
     return page
 
 
 def _picture(table: Table, scale: float) -> str:
     return f"{table.name}.png" if scale == 1 else f"{table.name}-x{scale:g}.png"
-
-
-def _shown_command(page: Path) -> str | None:
-    """Returns the command that an earlier page shows."""
-    text = page.read_text(encoding="utf-8") if page.exists() else ""
-    _, _, rest = text.partition(f"{COMMAND_HEADING}\n\n    ")
-    return rest.partition("\n")[0] or None
 
 
 def read_records(table: Table, directory: Path) -> list[Record]:
@@ -73,14 +54,13 @@ def read_records(table: Table, directory: Path) -> list[Record]:
 
 def costs_of(records: list[Record], directory: Path) -> dict[str, Cost]:
     """Returns what an update takes, by row: as a run measured, else as a file of ``costs`` says."""
-    costs = {cost.row: cost for cost in map(Cost.load, sorted((directory / "costs").glob("*.json")))}
+    paths = sorted((directory / "costs").glob("*.json"))
+    costs = {path.stem: Cost(**json.loads(path.read_text())) for path in paths}
     runs = {record.row: record for record in records if record.scale == 1}
     return costs | {name: cost for name, record in runs.items() if (cost := record.cost()) is not None}
 
 
-def text(
-    table: Table, records: list[Record], costs: dict[str, Cost], pictured: Set[float], command: str
-) -> str:
+def text(table: Table, records: list[Record], costs: dict[str, Cost], pictured: Set[float]) -> str:
     """Returns the page as Markdown.
 
     Args:
@@ -99,20 +79,19 @@ def text(
     for record in records:
         options = tuple(record.options.get("extra", ()))
         groups[record.row, record.scale, record.precision, record.updates, options].append(record)
-    full = {key: group for key, group in groups.items() if key[1] == 1}
-    lines += _table(table, full, table.rows) + [""]
-    pictures = {scale: [f"![validation during training]({_picture(table, scale)})", ""] for scale in pictured}
-    lines += pictures.get(1, [])
-    scales = sorted({key[1] for key in groups if key[1] < 1}, reverse=True)
-    for scale in scales:
+    for scale in sorted({1.0, *(record.scale for record in records)}, reverse=True):
         members = {key: group for key, group in groups.items() if key[1] == scale}
-        rule = f"This checks the order of the systems, not the figures. The rule: {SCALING_RULE}."
-        lines += [f"## Scaled by {scale:g}", "", rule, ""]
-        rows = tuple(row for row in table.rows if any(key[0] == row.name for key in members))
-        lines += _table(table, members, rows) + ["", *pictures.get(scale, [])]
+        rows = table.rows
+        if scale < 1:
+            rule = f"This checks the order of the systems, not the figures. The rule: {SCALING_RULE}."
+            lines += [f"## Scaled by {scale:g}", "", rule, ""]
+            rows = tuple(row for row in rows if any(key[0] == row.name for key in members))
+        lines += _table(table, members, rows) + [""]
+        if scale in pictured:
+            lines += [f"![validation during training]({_picture(table, scale)})", ""]
     lines += _costs(table, records, costs)
     if records:
-        lines += [COMMAND_HEADING, "", f"    {command}", "", *_provenance(table, records)]
+        lines += _provenance(table, records)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -199,14 +178,13 @@ def _costs(table: Table, records: list[Record], costs: dict[str, Cost]) -> list[
         cost = costs[row.name]
         epoch, seconds = cost.updates_per_epoch, cost.seconds_per_update
         total = row.updates or (row.epochs * epoch if row.epochs and epoch else None)
-        trained = 0
-        if row.name in done:
-            trained = done[row.name].updates
-            if row.updates:
-                total = row.updates / _share_of_batch(row, done[row.name])
-        rest = "unknown" if total is None else f"{max(0, total - trained) * seconds / 3600:,.0f} hours"
+        if run := done.get(row.name):
+            total = row.updates / _share_of_batch(row, run) if row.updates else total
+        left = None if total is None else max(0, total - (run.updates if run else 0))
+        rest = "unknown" if left is None else f"{left * seconds / 3600:,.0f} hours"
         hours = "" if epoch is None else f"{epoch * seconds / 3600:.2f}"
-        where = f"{cost.precision}, {_machine(cost)}"
+        threads = {0: "", 1: ", 1 thread"}.get(cost.threads, f", {cost.threads} threads")
+        where = f"{cost.precision}, {cost.device}{threads}"
         cells = [row.name, where, f"{seconds:.3g}", "" if epoch is None else f"{epoch:,}", hours, rest]
         lines.append("| " + " | ".join(cells) + " |")
     if len(lines) == 2:
@@ -216,18 +194,17 @@ def _costs(table: Table, records: list[Record], costs: dict[str, Cost]) -> list[
     return ["## Cost", "", source, "", *lines, ""]
 
 
-def _machine(run: Cost | Record) -> str:
-    threads = {0: "", 1: ", 1 thread"}.get(run.threads, f", {run.threads} threads")
-    return run.device + threads
-
-
 def _provenance(table: Table, records: list[Record]) -> list[str]:
     """Returns where the runs' commands, versions and curves are, and what is remarked on them."""
     place = f"experiments/records/{table.name}/ROW-sSEED.json"
-    lines = [f"Every run is a file `{place}` of the repository: its command, commit, versions and curve.", ""]
+    lines = ["## How it was made", ""]
+    lines += [f"Every run is a file `{place}` of the repository: its command, commit, versions and curve."]
+    lines += [f"`python -m experiments.reproduce {table.name} ROW --recipe published` runs it again.", ""]
     remarked: dict[str, list[str]] = defaultdict(list)
     for record in records:
-        remark = "; ".join(filter(None, [record.problem, " ".join(record.remark.split())]))
+        # Text of the user's in the place of the table's.
+        other = record.corpus if record.corpus.startswith("user text") else ""
+        remark = "; ".join(filter(None, [record.problem, other, " ".join(record.remark.split())]))
         if remark:
             remarked[remark].append(record.row)
     return lines + [f"- {', '.join(dict.fromkeys(rows))}: {remark}" for remark, rows in remarked.items()]

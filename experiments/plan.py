@@ -1,7 +1,8 @@
 """One run of a row: its commands, its directory, and how it is scaled down."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairseq.models import MODEL_REGISTRY
@@ -22,6 +23,9 @@ FEWEST_EPOCHS = 4
 # The recipes of rows whose papers give no number of epochs say this or less.
 ASSUMED_EPOCHS = 100
 
+# A training stops at the first of its budget's limits that it reaches: options of fairseq-train by the limit.
+LIMITS = {"epochs": "max_epoch", "updates": "max_update", "hours": "stop_time_hours", "patience": "patience"}
+
 SCALING_RULE = (
     "hidden and hypernetwork widths (rounded down to multiples of 4), batch size, and the length of a text "
     f"of characters or of a problem times S; epochs times S squared, at least {FEWEST_EPOCHS}"
@@ -29,31 +33,12 @@ SCALING_RULE = (
 
 
 @dataclass(frozen=True)
-class Budget:
-    """When a training stops: at the first of these limits that it reaches.
-
-    Attributes:
-        epochs, updates, hours: None for no limit of this kind. patience: validations without a better figure.
-    """
-
-    epochs: int | None = None
-    updates: int | None = None
-    hours: float | None = None
-    patience: int | None = None
-
-    def options(self) -> dict[str, object]:
-        """Returns the limits as options of fairseq-train."""
-        names = {"epochs": "max_epoch", "updates": "max_update", "hours": "stop_time_hours"}
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return {names.get(name, name): value for name, value in given.items()}
-
-
-@dataclass(frozen=True)
 class Run:
     """One training of a row.
 
     Attributes:
-        scale: 1.0 for the paper's size. extra: further options of fairseq-train, as they are typed.
+        scale: 1.0 for the paper's size. budget: numbers by the names of LIMITS.
+        extra: further options of fairseq-train, as they are typed.
     """
 
     table: Table
@@ -61,7 +46,7 @@ class Run:
     seed: int = 1
     scale: float = 1.0
     precision: str = "float32"
-    budget: Budget = Budget()
+    budget: Mapping[str, float] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -84,7 +69,7 @@ class Run:
         options: dict[str, object] = {"arch": self.row.arch} | dict(self.row.options)
         if self.scale < 1:
             options |= _scaled(self.row, self.scale)
-        options |= {"seed": self.seed} | self.budget.options()
+        options |= {"seed": self.seed} | {LIMITS[name]: value for name, value in self.budget.items()}
         if self.precision == "bfloat16":
             options["bf16"] = True
         return options

@@ -16,7 +16,6 @@ from rhhn_fairseq.files import read_json, replace_file
 from rhhn_fairseq.inspection.training_logs import TRAIN, TRAIN_INNER, read_log
 
 PACKAGES = ("torch", "fairseq", "numpy", "sentencepiece", "sacrebleu")
-_EPOCH = re.compile(r"; ([\d,]+) updates an epoch")
 # Of the figures in fairseq's log, those that describe the machine or the run, not the model.
 MACHINE = {"wps", "ups", "wpb", "bsz", "train_wall", "wall", "gb_free", "clip", "lr", "gnorm", "loss_scale"}
 
@@ -38,19 +37,6 @@ class Cost:
     threads: int
     remark: str = ""
 
-    @classmethod
-    def load(cls, path: Path) -> "Cost":
-        """Reads the cost in a file.
-
-        Raises:
-            UsageError: the file holds no cost.
-        """
-        values = read_json(path)
-        names = {spec.name for spec in dataclasses.fields(cls)}
-        if not isinstance(values, dict) or set(values) | {"remark"} != names:
-            raise UsageError(f"{path}: does not say what an update costs")
-        return cls(**values)
-
 
 @dataclass
 class Record:
@@ -68,7 +54,6 @@ class Record:
         figures: by the names of ``Scoring.figures``. threads: of torch on a CPU; 0 on a GPU.
         remark: what a reader needs to know about this run.
         corpus: what the data directory says that it holds; "" if it does not.
-        adopted: the log of the training, started by hand, that was taken over, else "".
     """
 
     table: str
@@ -94,7 +79,6 @@ class Record:
     versions: dict = field(default_factory=dict)
     device: str = ""
     threads: int = 1
-    adopted: str = ""
     remark: str = ""
     corpus: str = ""
 
@@ -141,8 +125,13 @@ class Record:
         # Of several subsets, the one that fairseq validates first.
         first = validations[0].subset if validations else None
         valid = {record.update: record for record in validations if record.subset == first}
-        self.updates_per_epoch = updates_per_epoch(log.read_text(errors="replace"))
+        match = re.search(r"; ([\d,]+) updates an epoch", log.read_text(errors="replace"))
+        self.updates_per_epoch = int(match[1].replace(",", "")) if match else None
         self.curve, seconds = [], 0.0
+
+        def own(record):
+            return {name: value for name, value in record.figures.items() if name not in MACHINE}
+
         for update in sorted(ends):
             seconds += ends[update].figures.get("train_wall", 0.0)
             self.curve.append(
@@ -150,8 +139,8 @@ class Record:
                     "epoch": ends[update].epoch,
                     "updates": update,
                     "seconds": round(seconds, 1),
-                    "train": _of_the_model(ends[update].figures),
-                    "valid": _of_the_model(valid[update].figures) if update in valid else {},
+                    "train": own(ends[update]),
+                    "valid": own(valid[update]) if update in valid else {},
                 }
             )
         done = self.curve[-1]["updates"] if self.curve else 0
@@ -162,12 +151,6 @@ class Record:
         self.epochs = max((entry["epoch"] or 0 for entry in self.curve), default=0)
         if self.updates_per_epoch and done < self.epochs * self.updates_per_epoch:
             self.epochs = round(done / self.updates_per_epoch, 2)
-
-
-def updates_per_epoch(log: str) -> int | None:
-    """Returns how many updates an epoch has, by the text of a training's log; None if it does not say."""
-    match = _EPOCH.search(log)
-    return int(match[1].replace(",", "")) if match else None
 
 
 def describe_machine(device: str) -> str:
@@ -182,7 +165,3 @@ def write_json(path: Path, values: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path, follow=False) as file:
         file.write(json.dumps(values, indent=1).encode("utf-8") + b"\n")
-
-
-def _of_the_model(figures: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in figures.items() if name not in MACHINE}

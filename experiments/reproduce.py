@@ -13,14 +13,13 @@ Options of fairseq-train may follow ``--``.
 
 import argparse
 import math
-import shlex
 import sys
 from pathlib import Path
 
 import torch
 
 from experiments import page, running
-from experiments.plan import PRECISIONS, Budget, Run
+from experiments.plan import LIMITS, PRECISIONS, Run
 from experiments.records import Record
 from experiments.running import Places
 from experiments.tables import TABLES, Table
@@ -36,8 +35,7 @@ RECIPES = ("paper", "published")
 
 def main(argv=None) -> None:
     """Executes a command line. Raises UsageError for anything that the user can fix."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args, extra = _parse(words)
+    args, extra = _parse(list(sys.argv[1:] if argv is None else argv))
     if args.list:
         _list([TABLES[args.table]] if args.table else list(TABLES.values()))
         return
@@ -49,16 +47,10 @@ def main(argv=None) -> None:
         return
     runs, places = _runs(table, args, extra), Places(args.runs, args.data, args.from_dir)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-    if args.dry_run:
-        for run in runs:
-            for command in running.commands(run, places, device):
-                print(shlex.join(running.shell_words(command)))
-        return
-    command = shlex.join(["python", "-m", "experiments.reproduce", *words])
-    _execute(runs, places, device, args, command)
+    _execute(runs, places, device, args)
 
 
-def _execute(runs: list[Run], places: Places, device: str, args: argparse.Namespace, command: str) -> None:
+def _execute(runs: list[Run], places: Places, device: str, args: argparse.Namespace) -> None:
     """Executes runs one after another, and renders the page of their records.
 
     Raises:
@@ -84,9 +76,9 @@ def _execute(runs: list[Run], places: Places, device: str, args: argparse.Namesp
             record.remark = args.record if isinstance(args.record, str) else record.remark
             record.save(path)
     if trained and args.record:
-        print(f"wrote {page.render(table, RECORDS / table.name, PAGES, command)}")
+        print(f"wrote {page.render(table, RECORDS / table.name, PAGES)}")
     elif trained:
-        print(f"wrote {page.render(table, places.runs / table.name, places.runs, command)}")
+        print(f"wrote {page.render(table, places.runs / table.name, places.runs)}")
     if failed:
         raise UsageError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")
 
@@ -96,9 +88,8 @@ def _is_recorded(run: Run, path: Path) -> bool:
     if not path.exists():
         return False
     record = Record.load(path)
-    limits = {name: value for name, value in vars(run.budget).items() if value is not None}
     same_recipe = tuple(record.options.get("extra", ())) == run.extra
-    return record.state == "finished" and same_recipe and (not limits or record.budget == limits)
+    return record.state == "finished" and same_recipe and (not run.budget or record.budget == run.budget)
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
@@ -115,11 +106,9 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
     )
     _add_options(parser)
     args = parser.parse_args(words)
-    for name in ("epochs", "updates", "patience", "threads"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            raise UsageError(f"--{name} {value} is too small, the smallest is 1")
-    if args.hours is not None and not 0 < args.hours < math.inf:
-        raise UsageError(f"--hours {args.hours:g} is not a number above 0")
+    for name in (*LIMITS, "threads"):
+        if (value := getattr(args, name)) is not None and not 0 < value < math.inf:
+            raise UsageError(f"--{name} {value:g} is not a number above 0")
     for seed in args.seeds:
         ranges.check({"--seed": seed})
     return args, tuple(extra)
@@ -133,7 +122,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     instead = parser.add_mutually_exclusive_group().add_argument
     instead("--list", action="store_true", help="print the tables, their rows and the papers' figures")
     instead("--render", action="store_true", help="write the repository's page from its records")
-    instead("--dry-run", action="store_true", help="print the commands, run nothing")
     help = "make the finished runs records of the repository, with a remark for the reader"
     add("--record", nargs="?", const=True, metavar="REMARK", help=help)
     add("--again", action="store_true", help="train what the repository has recorded, too")
@@ -157,7 +145,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _runs(table: Table, args: argparse.Namespace, extra: tuple[str, ...]) -> list[Run]:
     """Returns the runs that a command line names; UsageError for unknown rows."""
     rows = [table.row(name) for name in args.rows] or list(table.rows)
-    budget = Budget(args.epochs, args.updates, args.hours, args.patience)
+    budget = {name: value for name in LIMITS if (value := getattr(args, name)) is not None}
     runs = []
     for seed in args.seeds:
         for row in rows:
@@ -168,11 +156,11 @@ def _runs(table: Table, args: argparse.Namespace, extra: tuple[str, ...]) -> lis
     return runs
 
 
-def _published(table: Table, row: str, scale: float) -> tuple[str, Budget, tuple[str, ...]]:
+def _published(table: Table, row: str, scale: float) -> tuple[str, dict, tuple[str, ...]]:
     """Returns type, budget and further options of the repository's run of a row."""
     for record in page.read_records(table, RECORDS / table.name):
         if (record.row, record.scale) == (row, scale):
-            return record.precision, Budget(**record.budget), tuple(record.options.get("extra", ()))
+            return record.precision, record.budget, tuple(record.options.get("extra", ()))
     raise UsageError(f"--recipe published: the repository has no run of {row} at scale {scale:g}")
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
@@ -107,18 +107,6 @@ def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> 
         return record
 
 
-def commands(run: Run, places: Places, device: str) -> list[list[str]]:
-    """Returns the command lines of a run, training first, as if its corpus were prepared."""
-    name = run.table.corpus
-    place = places.from_dir if corpora.CORPORA[name][0] is None else places.data / name
-    task = corpora.task_options(name, place)
-    if run.scale < 1 and run.table.scoring.program == "eval_lm":
-        place = places.data / f"{name}-x{run.scale:g}"
-    directory = places.run(run)
-    evaluations = plan.evaluation_commands(run, place, directory, device)
-    return [plan.train_command(run, place, directory, task, device), *evaluations.values()]
-
-
 def shell_words(command: list[str]) -> list[str]:
     """Returns a command as it is recorded, with ``python`` and the package's name in place of local paths."""
     names = {sys.executable: "python", plan.USER_DIR: Path(plan.USER_DIR).name}
@@ -126,20 +114,18 @@ def shell_words(command: list[str]) -> list[str]:
 
 
 def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
-    if not path.exists():
-        return _new_record(run, threads, device)
-    record = Record.load(path)
     fresh = _new_record(run, threads, device)
-    if record.options != fresh.options:
-        same = {k: v for k, v in record.options.items() if k not in run.budget.options()}
-        wanted = {k: v for k, v in fresh.options.items() if k not in run.budget.options()}
-        changed = sorted(name for name in same.keys() | wanted.keys() if same.get(name) != wanted.get(name))
-        limits = {"max_epoch", "max_update", "stop_time_hours", "patience"}
-        if set(changed) - limits:
-            raise UsageError(
-                f"{path}: this run was started with other options ({', '.join(changed)}); give another "
-                "seed with --seeds, or another --runs"
-            )
+    if not path.exists():
+        return fresh
+    record = Record.load(path)
+    old, new = record.options, fresh.options
+    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    if set(changed) - set(plan.LIMITS.values()):
+        raise UsageError(
+            f"{path}: this run was started with other options ({', '.join(changed)}); give another "
+            "seed with --seeds, or another --runs"
+        )
+    if changed:
         # The same training, longer or shorter.
         record.options, record.budget = fresh.options, fresh.budget
         record.state, record.figures = "training", {}
@@ -157,7 +143,7 @@ def _new_record(run: Run, threads: int, device: str) -> Record:
         scale=run.scale,
         precision=run.precision,
         options={**run.options(), **({"extra": list(run.extra)} if run.extra else {})},
-        budget={name: value for name, value in asdict(run.budget).items() if value is not None},
+        budget=dict(run.budget),
         commit=commit(),
         versions=versions(*records.PACKAGES),
         device=records.describe_machine(device),
@@ -183,7 +169,8 @@ def _train(run: Run, command: list[str], directory: Path, record: Record, path: 
                     record.read_curve(log)
                     record.save(path)
     content = log.read_bytes()
-    record.parameters = _parameters(content.decode(errors="replace"))
+    if counts := _PARAMETERS.findall(content.decode(errors="replace")):
+        record.parameters = int(counts[-1].replace(",", ""))
     if program.status:
         record.state, record.problem = "failed", last or f"fairseq-train ended with status {program.status}"
         record.stopped_by = ""
@@ -272,11 +259,6 @@ def _follow_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(os.nice(0)))
-
-
-def _parameters(text: str) -> int | None:
-    matches = _PARAMETERS.findall(text)
-    return int(matches[-1].replace(",", "")) if matches else None
 
 
 def _stop(text: str) -> str:

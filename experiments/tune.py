@@ -31,7 +31,6 @@ from experiments.systems import START, System, build, seconds_per_update, width_
 from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.cli.describe import count_parameters
 from rhhn_fairseq.cli.parsers import StrictParser
-from rhhn_fairseq.compat import ranges
 from rhhn_fairseq.data.common.manifest import versions
 from rhhn_fairseq.data.text.words import load_vocabulary
 from rhhn_fairseq.errors import UsageError
@@ -191,13 +190,6 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
         UsageError: anything that the user can fix; a system of which no trial succeeded, after the page was
             written.
     """
-    lowest = {"parameters": 1, "trials": 1, "length": 1, "symbols": 1, "best": 0, "repeats": 0, "seed": 0}
-    for name, smallest in lowest.items():
-        if (value := getattr(args, name)) is not None and value < smallest:
-            raise UsageError(f"--{name} {value} is too small, the smallest is {smallest}")
-    if not 0 < args.seconds < math.inf:
-        raise UsageError(f"--seconds {args.seconds:g} is not a number above 0")
-    ranges.check({"--seed": args.seed + args.repeats})
     systems = {system.name: system for system in map(System.parse, args.systems)}
     vocabulary = load_vocabulary(args.data)
     args.directory.mkdir(parents=True, exist_ok=True)

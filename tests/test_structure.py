@@ -94,16 +94,6 @@ def test_functions_have_ten_parameters_at_most():
     assert not too_many
 
 
-def test_kernels_alone_are_excused_from_the_limit_of_parameters():
-    excused = {
-        path
-        for path, tree in sources()
-        for node in ast.walk(tree)
-        if isinstance(node, FUNCTION) and is_triton_kernel(node)
-    }
-    assert excused and all(path.startswith("ops/triton/") for path in excused)
-
-
 @pytest.mark.skipif(not native.multiplies(), reason="needs the compiled kernels and AVX2")
 @pytest.mark.parametrize("matmul, functions", [("torch", 48), ("native", 53)])
 def test_a_pass_makes_few_calls(monkeypatch, matmul, functions):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from unittest import mock
 
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
@@ -183,11 +184,11 @@ def paired_bootstrap(
     of the difference between the two systems exceeds its mean by more than the difference on the test set;
     below 0.05 is called significant. sacreBLEU treats a ``seed`` of 0 as none.
     """
-    # sacreBLEU reads it from the environment alone.
-    os.environ["SACREBLEU_SEED"] = str(seed)
     systems = [("baseline", baseline.hypotheses), ("system", system.hypotheses)]
     metrics = {"BLEU": BLEU(), "chrF": CHRF()}
-    signatures, scores = PairedTest(systems, metrics, [references], test_type="bs", n_samples=samples)()
+    # sacreBLEU reads the seed from the environment alone.
+    with mock.patch.dict(os.environ, SACREBLEU_SEED=str(seed)):
+        signatures, scores = PairedTest(systems, metrics, [references], test_type="bs", n_samples=samples)()
     report = {"baseline": baseline.name, "samples": samples, "seed": seed}
     for key, metric in zip(("sacrebleu", "chrf"), signatures, strict=True):
         of_baseline, of_system = scores[metric]

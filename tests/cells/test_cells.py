@@ -312,11 +312,9 @@ def test_h_detach_of_one_state_cells_keeps_the_carry():
     torch.testing.assert_close(gradient, 1 - t, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("length", [1, 3])
-@pytest.mark.parametrize("gradient", [True, False])
+@pytest.mark.parametrize("length, gradient, dtype", [(1, False, torch.float32), (3, True, torch.float64)])
 @pytest.mark.parametrize("name", CELLS)
-def test_output_and_state_share_no_memory(name, gradient, length, dtype):
+def test_output_and_state_share_no_memory(name, length, gradient, dtype):
     cell = build(name, {"hyper_size": 3} if "hyper_size" in cell_options(name) else {}).to(dtype).eval()
     with torch.set_grad_enabled(gradient):
         y, state = cell(torch.randn(length, 2, C, dtype=dtype))
@@ -365,15 +363,10 @@ def test_evaluation_is_the_expectation_of_linear_noise(name, option):
     "sizes, options, reason",
     [
         ((C, 0), {}, "hidden_size=0 is too small, the smallest is 1"),
-        ((-1, H), {}, "input_size=-1 is too small"),
-        ((C, 2.5), {}, "hidden_size=2.5 is not a whole number"),
         ((C, H), dict(colour="red"), "cell lstm has no option 'colour', it has .*zoneout"),
-        ((C, H), dict(layer_norm="no"), "layer_norm='no' is neither True nor False"),
         ((C, H), dict(zoneout=1.0), "zoneout=1.0 is too large, it must be below 1"),
-        ((C, H), dict(zoneout=-0.1), "the smallest is 0"),
         ((C, H), dict(zoneout=float("nan")), "not a finite number"),
         ((C, H), dict(recurrent_mask="nonsense"), "is unknown, choose from step, sequence"),
-        ((C, H), dict(recompute_steps=-1), "recompute_steps=-1 is too small, the smallest is 0"),
         ((C, H), dict(norm_epsilon=1e-5), "norm_epsilon=1e-05 has no effect without layer_norm"),
     ],
 )
@@ -387,8 +380,6 @@ def test_other_refusals_name_what_would_be_valid(monkeypatch):
         build_cell("lstn", C, H)
     with pytest.raises(UsageError, match="hyper_size=128 is larger than hidden_size=5, the largest"):
         build_cell("hyperrhn", C, H)
-    with pytest.raises(UsageError, match="rhn_depth=0 is too small"):
-        build_cell("rhn", C, H, rhn_depth=0)
     cell = build_cell("lstm", C, H)
     with pytest.raises(UsageError, match=r"input has shape \(4, 2, 7\), expected \[T, B, 3\]"):
         cell(torch.zeros(4, 2, 7))

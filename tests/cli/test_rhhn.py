@@ -10,9 +10,8 @@ import pytest
 from helpers.script_cli import error_of
 
 import rhhn_fairseq
-from rhhn_fairseq.cli import plot, table
 from rhhn_fairseq.cli import running as cli
-from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.cli import table
 
 
 def rhhn(*arguments) -> int:
@@ -44,12 +43,6 @@ def test_help_names_the_command(name, capsys):
     assert capsys.readouterr().out.startswith(f"usage: rhhn {name} ")
 
 
-@pytest.mark.parametrize("name", plot.PICTURES)
-def test_help_says_where_the_arrays_of_a_picture_go(name, capsys):
-    assert rhhn_status("plot", name, "--help") == 0
-    assert "its arrays go beside it as .npz" in " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.parametrize(
     "line, words",
     [
@@ -68,42 +61,18 @@ def test_the_tab_key_completes(tmp_path, line, words):
     assert (tmp_path / "words").read_text() == words
 
 
-def test_prepares_a_text(tmp_path, capsys):
-    (tmp_path / "text").write_text("to be or not to be\n" * 50)
-    dest = tmp_path / "data"
-    assert rhhn("prepare", "text", "--input", tmp_path / "text", "--split", "90/5/5", "--dest", dest) == 0
-    assert capsys.readouterr().out.startswith(f"prepared: {dest}\n")
-    assert "b" in CharVocabulary.load(dest).decode(range(len(CharVocabulary.load(dest))))
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["smaple"], "rhhn smaple: no such command, did you mean sample?"),
         (["prepare", "ptbb"], "rhhn prepare ptbb: no such corpus, did you mean ptb?"),
         (["prepare"], "rhhn prepare: name the corpus first, one of ptb, enwik8, "),
-        (["prepare", "--dest", "x"], "rhhn prepare: name the corpus first, one of ptb, "),
         (
             ["sample", "x.pt", "--lenght", "5"],
             "unrecognized arguments: --lenght 5: no such option here, did you",
         ),
-        (
-            ["plot", "norms", "x.pt", "--output", "a.png", "--ouput=runs/norms.png"],
-            "unrecognized arguments: --ouput=runs/norms.png: no such option here, did you mean --output?",
-        ),
-        (
-            ["plot", "norms", "a.pt", "--output", "x.png", "b.pt"],
-            "unrecognized arguments: b.pt",
-        ),
         (["describe", "--cell", "ugrn"], "unknown cell 'ugrn', did you mean rhn or gru"),
         (["--user-dir"], "--user-dir is empty, name a directory before the command"),
-        (["--user-dir=", "describe"], "--user-dir is empty, name a directory before the command"),
-        (["plot", "norms", "x.pt"], "the following arguments are required: --output"),
-        (["convert", "x.pt", "--dtype", "int8"], "--dtype int8 is unknown, choose from bfloat16, "),
-        (
-            ["prepare", "text", "--inptu", "a"],
-            "unrecognized arguments: --inptu a: no such option here, did you mean --input",
-        ),
     ],
 )
 def test_mistakes_end_in_one_line(capsys, arguments, line):

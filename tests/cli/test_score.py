@@ -1,6 +1,7 @@
 """rhhn score: reading, figures against sacreBLEU's own, significance, and what is refused."""
 
 import json
+import os
 
 import pytest
 from helpers import script_cli
@@ -147,6 +148,7 @@ def test_bootstrap_tells_systems_apart_and_is_seeded():
     assert min(chance) > 0.05
     assert p_values(even, odd)[2] == report
     assert p_values(even, odd, seed=7)[2]["sacrebleu"] != report["sacrebleu"]
+    assert "SACREBLEU_SEED" not in os.environ
 
 
 def test_the_program_compares_two_systems(files, tmp_path, capsys):
@@ -160,8 +162,6 @@ def test_the_program_compares_two_systems(files, tmp_path, capsys):
 
 REFUSED = {
     "counts": (HYPOTHESES[:3], REFERENCES, "3 sentences and {ref} has 4: line 4 of {ref} has no counterpart"),
-    "generated counts": (GENERATED, REFERENCES, "line 4 of {ref} has no counterpart"),
-    "empty hypotheses": ("", REFERENCES, "{hyp}: is empty"),
     "missing number": (["D-0\t0\ta", "D-2\t0\tb"], REFERENCES, "{hyp}: no line D-1, although there is D-2"),
     "second hypothesis": (
         ["D-0\t0\ta", "D-1\t0\tb", "D-0\t0\tc"],
@@ -170,16 +170,14 @@ REFUSED = {
     ),
     "bytes": (b"un\ndeux \xe9t\xe9\n", REFERENCES, "{hyp}: line 2 is not UTF-8 (byte 6 of the line, 0xe9)"),
     "references in the output": (["D-0\t0\ta", "D-1\t0\tb", "T-0\ta"], None, "2 hypotheses and 1 references"),
-    "no references": (HYPOTHESES, None, "{hyp} holds no references (T- lines): name them with --reference"),
-    "language": (HYPOTHESES, REFERENCES, "no rules to tokenise language 'xx'", "--language", "xx"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals_are_one_line(case, tmp_path, capsys):
-    hypotheses, references, reason, *options = REFUSED[case]
+    hypotheses, references, reason = REFUSED[case]
     names = {"hyp": write(tmp_path, "hyp", hypotheses), "ref": write(tmp_path, "ref", references or "")}
-    arguments = [names["hyp"], *options]
+    arguments = [names["hyp"]]
     arguments += [] if references is None else ["--reference", names["ref"]]
     assert cli.run(lambda: score_bleu.main(arguments)) == 1
     error = capsys.readouterr().err

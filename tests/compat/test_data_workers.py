@@ -1,15 +1,13 @@
 """Processes that read data: they end when the training ends them, and a lost one is an error of one line."""
 
-import logging
 import multiprocessing
 import resource
 import signal
 import subprocess
-from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers.in_process import Log, char_lm, train
+from helpers.in_process import Log, acting_at, char_lm, train
 from torch.utils.data import DataLoader
 
 from rhhn_fairseq import plugin as compat
@@ -52,26 +50,7 @@ def test_a_data_worker_ends_for_its_parent_only():
     assert worker.exitcode == 0
 
 
-class At(logging.Handler):
-    """Acts once, after the second update of a training."""
-
-    def __init__(self, act):
-        super().__init__(logging.INFO)
-        self.act = act
-
-    def emit(self, record):
-        if '"num_updates": "2"' in record.getMessage():
-            self.act()
-
-
-@contextmanager
-def after_two_updates(act):
-    handler = At(act)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
+AFTER_TWO_UPDATES = '"num_updates": "2"'
 
 
 def line(tmp_path, *options):
@@ -85,7 +64,7 @@ def kill_workers():
 
 def test_a_killed_data_worker_is_one_line(tmp_path):
     lost = pytest.raises(UsageError, match=r"^DataLoader worker \(pid.*; if memory or /dev/shm is full")
-    with after_two_updates(kill_workers), lost:
+    with acting_at(AFTER_TWO_UPDATES, kill_workers), lost:
         train(*line(tmp_path))
 
 
@@ -98,7 +77,7 @@ def lose_worker_to_signal():
 def test_a_signal_wins_over_the_error_that_it_causes(tmp_path):
     """The run that goes on has the losses of one that was not interrupted."""
     first = Log()
-    with after_two_updates(lose_worker_to_signal), pytest.raises(SystemExit) as ended:
+    with acting_at(AFTER_TWO_UPDATES, lose_worker_to_signal), pytest.raises(SystemExit) as ended:
         train(*line(tmp_path), log=first)
     assert ended.value.code == 143
     assert any("SIGTERM: stopped after update 2; the same command" in text for text in first.messages)

@@ -14,8 +14,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
-from helpers.cli import HANGS
-from helpers.hostile import World, generation
+from helpers.hostile import World
 from helpers.hostile_cases import CASES, QUICK
 from omegaconf import OmegaConf
 
@@ -47,23 +46,6 @@ def _parameters():
 def test_case(world, case):
     found, outcome = world.run(case)
     assert found == "good", outcome.stdout[-3000:] + outcome.stderr[-3000:]
-
-
-@pytest.mark.slow
-def test_program_whose_output_is_full(world):
-    arguments = generation(world.scene("full"))
-    with open("/dev/full", "wb") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "fairseq_cli.generate", *map(str, arguments)],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=HANGS,
-            env={**os.environ, "LOGLEVEL": "INFO"},
-        )
-    assert ended.returncode == 1
-    assert ended.stderr.endswith("error: standard output: cannot be written (No space left on device)\n")
-    assert "Traceback" not in ended.stderr
 
 
 class TinyTask(SimpleNamespace):
@@ -112,9 +94,7 @@ def test_defaults_of_fairseq_are_in_range():
     "options, message",
     [
         ({"--lr": [0.1, math.nan]}, "--lr 0.1,nan is not possible: more than 0"),
-        ({"optimization.max_epoch": -1}, "optimization.max_epoch -1 is not possible: at least 0"),
         ({"--adam-betas": "(0.9, 2)"}, "--adam-betas (0.9, 2) is not possible: at least 0 and less than 1"),
-        ({"--anything": math.nan}, "--anything nan is not possible: a finite number"),
         ({"--seed": -(10**400)}, f"--seed {-(10**400)} is not possible: at least 0 and at most 4.29497e+09"),
         (
             {"--eval-bleu-args": '{"beam": 0}'},

@@ -34,19 +34,13 @@ def test_what_is_missing_is_named(program, arguments, line):
     assert outcome.text.removeprefix("error: ").startswith(line)
 
 
-@pytest.mark.parametrize(
-    "given, line",
-    [
-        ("--criterion cross_entropy --best-checkpoint-metric bpc", "choose from loss, nll_loss, ppl"),
-    ],
-)
-def test_what_does_not_go_together_is_named(tmp_path, given, line):
+def test_what_does_not_go_together_is_named(tmp_path):
     write_corpus(tmp_path)
     model = ["--arch", "char_lm", "--cell", "lstm", "--hidden-size", 8, "--batch-size", 2, "--lr", 0.01]
-    line_of = [tmp_path / "data", *model, "--cpu", "--save-dir", tmp_path / "checkpoints", *given.split()]
-    outcome = run("train", line_of)
+    given = ["--criterion", "cross_entropy", "--best-checkpoint-metric", "bpc"]
+    outcome = run("train", [tmp_path / "data", *model, "--cpu", "--save-dir", tmp_path / "new", *given])
     assert outcome.kind == "refused", outcome.text
-    assert line in outcome.text
+    assert "choose from loss, nll_loss, ppl" in outcome.text
 
 
 def test_hydra_names_a_missing_model(tmp_path):
@@ -70,7 +64,6 @@ def test_hydra_names_missing_data(tmp_path):
     ("program", "arguments", "listed", "not_listed"),
     [
         ("train", "--help-all --arch hyperrhn_ptb", ("--rhn-depth", "--batching", "--adam-betas"), ()),
-        ("train", "--help-all --arch=hyperlstm_gnmt", ("--attention-size", "--lr-shrink"), ("--batching",)),
         ("train", "--help --arch hyperrhn_ptb", ("--cell", "--hyper-size", "--help-all"), ("--adam-betas",)),
         ("train", "--help", ("--arch", "--lr"), ("--cell",)),
         ("eval_lm", "--help --task char_lm", ("--protocol", "--dynamic-eval"), ()),

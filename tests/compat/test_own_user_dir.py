@@ -1,10 +1,7 @@
 """A researcher's own package: subclasses of the tasks, criterions, models and cells, named by --user-dir."""
 
-import subprocess
-import sys
-
 import pytest
-from helpers.cli import HANGS, fairseq_train, json_log, run_module
+from helpers.cli import fairseq_train, json_log, run_module, run_rhhn
 
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
@@ -111,7 +108,6 @@ def test_a_preset_is_trained_evaluated_and_sampled(places, tmp_path):
     )
     assert "bits per character" in evaluated.stdout + evaluated.stderr
     for folder, status in ((own, 0), (places / "nowhere", 1)):
-        command = [sys.executable, "-m", "rhhn_fairseq", "--user-dir", folder, "sample", best]
-        sampled = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
+        sampled = run_rhhn("--user-dir", folder, "sample", best, check=False)
         assert sampled.returncode == status, sampled.stderr
     assert "there is no directory" in sampled.stderr

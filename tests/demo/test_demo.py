@@ -104,10 +104,7 @@ def test_the_line_is_that_of_writing(client, models):
     [
         ("text", {"prompt": "é"}, "the prompt has symbols the model does not know: ['é']"),
         ("text", {"prompt": "a" * 501}, "the prompt may have 500 characters"),
-        ("text", {"length": 1001}, "length: expected a whole number from 1 to 1,000"),
         ("text", {"temperature": float("nan")}, "temperature: expected a number from 0 to 2"),
-        ("text", {"seed": True}, "seed: expected a whole number from 0 to 2,147,483,647"),
-        ("line", {"text": ""}, "the line is empty: the model needs a text to write"),
         ("line", {"text": "hü"}, "the model cannot write 'ü', only "),
     ],
 )
@@ -162,18 +159,6 @@ def test_requests_are_answered_in_turn_and_a_reader_that_leaves_ends_its_own():
 
     assert asyncio.run(ask()) == [{"number": number} for number in range(3)]
     assert log == ["a", "b", "b", "b"]
-
-
-def test_mistakes_of_the_server_are_no_rows():
-    def rows():
-        yield {"number": 0}
-        raise ZeroDivisionError
-
-    async def ask():
-        return [row async for row in server.in_turn(asyncio.Lock(), rows)]
-
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(ask())
 
 
 def lstm_models(window: int = 0) -> Models:

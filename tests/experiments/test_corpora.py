@@ -27,7 +27,7 @@ def test_a_share_of_a_corpus_is_the_beginning_of_each_split(tmp_path, monkeypatc
         found = vocabulary.decode(open_stream(place / split, len(vocabulary)))
         assert found == whole[: int(0.25 * len(whole))]
     # It is prepared once.
-    monkeypatch.setattr(corpora, "_prepare", None)
+    monkeypatch.setattr(corpora.cli, "main", None)
     assert corpora.prepare_share(tmp_path / "text", 0.25) == place
 
 

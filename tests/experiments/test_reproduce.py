@@ -15,7 +15,7 @@ from helpers.cli import HANGS
 from helpers.tiny_char_lm import write_corpus
 
 from experiments import plan, reproduce, running
-from experiments.plan import Budget, Run
+from experiments.plan import Run
 from experiments.records import Record
 from experiments.tables import TABLES
 from rhhn_fairseq.cli import running as cli
@@ -28,8 +28,8 @@ HA, SU = TABLES["ha-ptb"], TABLES["su-ptb"]
 EPOCH = '{"epoch": 1, "train_bpc": "3", "train_num_updates": "10", "train_train_wall": "6"}'
 
 
-def a_run(budget=None, **options) -> Run:
-    return Run(HA, HA.row("lstm_ptb"), budget=budget or Budget(), **options)
+def a_run(**options) -> Run:
+    return Run(HA, HA.row("lstm_ptb"), **options)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_row_is_an_architecture_with_figures_that_its_table_has(table, row):
 
 
 def test_options_of_a_run_are_the_row_s_the_budget_s_and_the_seed():
-    run = Run(SU, SU.row("hyperrhn_ptb"), seed=3, precision="bfloat16", budget=Budget(epochs=4, hours=1.5))
+    run = Run(SU, SU.row("hyperrhn_ptb"), seed=3, precision="bfloat16", budget={"epochs": 4, "hours": 1.5})
     options = {"arch": "hyperrhn_ptb", "seed": 3, "max_epoch": 4, "stop_time_hours": 1.5, "bf16": True}
     assert run.options() == options and run.name == "hyperrhn_ptb-s3"
     assert plan.flags({"a_b": 1, "c": True, "d": False, "e": None}) == ["--a-b", "1", "--c"]
@@ -103,7 +103,7 @@ def test_a_run_becomes_a_record_of_the_repository_only_by_record(places, tmp_pat
     assert not path.exists() and "1.200" in (places.runs / "ha-ptb.md").read_text()
     reproduce.main([*words, "--record", "a note"])
     assert Record.load(path).remark == "a note" and Record.load(path).figures == record.figures
-    assert "--record 'a note'" in (tmp_path / "pages" / "ha-ptb.md").read_text()
+    assert "- lstm_ptb: a note" in (tmp_path / "pages" / "ha-ptb.md").read_text()
     before = path.read_bytes()
 
     def fail(run, *_):
@@ -117,12 +117,12 @@ def test_a_run_becomes_a_record_of_the_repository_only_by_record(places, tmp_pat
 
 def test_a_record_is_opened_for_another_budget_and_nothing_else(tmp_path):
     path = tmp_path / "record.json"
-    finished(a_run(Budget(epochs=2)), path)
-    assert running._open_record(a_run(Budget(epochs=2)), path, 1, "cpu").state == "finished"
-    longer = running._open_record(a_run(Budget(epochs=3)), path, 1, "cpu")
+    finished(a_run(budget={"epochs": 2}), path)
+    assert running._open_record(a_run(budget={"epochs": 2}), path, 1, "cpu").state == "finished"
+    longer = running._open_record(a_run(budget={"epochs": 3}), path, 1, "cpu")
     assert (longer.state, longer.figures, longer.options["max_epoch"]) == ("training", {}, 3)
     with pytest.raises(UsageError, match=r"started with other options \(bf16\)"):
-        running._open_record(a_run(Budget(epochs=2), precision="bfloat16"), path, 1, "cpu")
+        running._open_record(a_run(budget={"epochs": 2}, precision="bfloat16"), path, 1, "cpu")
 
 
 def printing(*lines, status=0) -> list[str]:

@@ -4,7 +4,6 @@ No checkpoint of the author's lies here. The tests write state dicts with the na
 repository jsuarez5341/Recurrent-Highway-Hypernetworks-NIPS and random weights.
 """
 
-import math
 import os
 from collections import OrderedDict
 
@@ -144,13 +143,11 @@ def test_outputs_equal_the_equations(corpus, tmp_path, capsys, kind):
 
 
 MISTAKES = {
-    "a name is missing": (lambda s: s.pop("cell.RHNCell.cell.1.bias"), "cell.RHNCell.cell.1.bias"),
     "a layer too few": (
         lambda s: (s.pop("cell.RHNCell.cell.2.weight"), s.pop("cell.RHNCell.cell.2.bias")),
         "weights.pt: has cell.HyperCell.cell.2.weight, which",
     ),
     "transposed": (lambda s: s.update({"cell.upscaleProj.1.weight": torch.zeros(4, 7)}), "stack expects"),
-    "not finite": (lambda s: s["unembed.bias"].fill_(math.nan), "weights.pt: unembed.bias holds NaN"),
     "code": (lambda s: s.update(embed=Shell("touch ran")), "system"),
 }
 

@@ -19,6 +19,8 @@ from rhhn_fairseq.ops import backends, policy
 from rhhn_fairseq.ops.backends import graphs
 from rhhn_fairseq.tasks.carry import Carry, gather_states
 
+pytestmark = pytest.mark.gpu  # As the cases of other files that run beside these.
+
 # ---- What is imitated ----
 
 
@@ -44,15 +46,6 @@ def test_a_tensor_of_the_host_is_refused():
         x.numpy()
 
 
-def test_gradients_and_views():
-    x = torch.arange(6.0, device="cuda", requires_grad=True)
-    (x.view(2, 3)[1:] ** 2).sum().backward()
-    assert x.grad.device == x.device and x.grad.tolist() == [0, 0, 0, 6, 8, 10]
-    y = torch.zeros(2, 3, device="cuda")
-    y.t()[1].add_(1)
-    assert y.tolist() == [[0, 1, 0], [0, 1, 0]]
-
-
 @pytest.mark.parametrize(
     "ask",
     [
@@ -69,11 +62,6 @@ def test_a_capture_refuses_what_makes_the_host_wait(ask, graph):
     with pytest.raises(RuntimeError, match="capturing"):
         graph(lambda: ask(x))
     assert not torch.cuda.is_current_stream_capturing()
-
-
-def test_a_capture_wants_a_stream_of_its_own():
-    with pytest.raises(RuntimeError, match="non-default stream"):
-        torch.cuda.CUDAGraph().capture_begin()
 
 
 def test_a_replay_reads_and_writes_where_the_capture_did(graph):
@@ -133,42 +121,8 @@ def test_the_end_of_a_graph_takes_the_work_space_of_its_stream(capfd):
             assert "aten::mm.out reaches memory that is gone" in capfd.readouterr().err
 
 
-def test_graphs_take_memory_beside_their_tensors(graph):
-    free, _ = torch.cuda.mem_get_info()
-    found, _ = graph(lambda: (torch.ones(1, device="cuda") + 1) * 2)
-    after, _ = torch.cuda.mem_get_info()
-    assert free - after >= 3 * imitated_gpu.NODE
-    del found
-
-
 def test_new_memory_holds_no_numbers():
     assert all(math.isnan(number) for number in torch.empty(3, device="cuda").tolist())
-
-
-def test_cells_of_torch_want_both_biases_or_none():
-    parts = (torch.ones(2, size, device="cuda") for size in (4, 4, 1))
-    with pytest.raises(RuntimeError, match="input_bias"):
-        torch.ops.aten._thnn_fused_lstm_cell(*parts, torch.ones(4, device="cuda"), None)
-
-
-@pytest.mark.parametrize("name, gates", [("lstm", 4), ("gru", 3)])
-def test_cells_of_torch(name, gates):
-    """Which a CPU has no code for: values and gradients."""
-    sizes = [(2, 3), (gates * 5, 3), (gates * 5, 5), (gates * 5,), (gates * 5,)]
-    parts = [torch.randn(*size, dtype=torch.float64) for size in sizes]
-    state = [torch.randn(2, 5, dtype=torch.float64) for _ in range(2)]
-    found = []
-    for device in ("cpu", "cuda"):
-        x, *weights = (part.to(device, copy=True).requires_grad_() for part in parts)
-        h, c = (part.to(device, copy=True).requires_grad_() for part in state)
-        if name == "lstm":
-            after = torch.cat(torch.lstm_cell(x, (h, c), *weights))
-        else:
-            after = torch.gru_cell(x, h, *weights)
-        (after * torch.arange(after.numel()).view_as(after).to(device)).sum().backward()
-        found.append([after, x.grad, h.grad, *(weight.grad for weight in weights)])
-    for host, gpu in zip(*found, strict=True):
-        torch.testing.assert_close(gpu.cpu(), host, rtol=0, atol=1e-12)
 
 
 # ---- Recordings ----
@@ -295,15 +249,13 @@ def _assert_as_on_the_host(model, criterion, sample, monkeypatch):
     return imitated_gpu.CUDAGraph.replays - before
 
 
-WHOLE = [(name, "aten") for name, entry in CELLS.items() if entry.cell in FUSED_CELLS]
-LOOPS = [(name, "reference") for name in CELLS]
-
-
-@pytest.mark.parametrize("cell, backend", LOOPS + WHOLE)
-def test_char_lm(cell, backend, char_task, monkeypatch):
-    monkeypatch.setenv("RHHN_KERNEL", backend)
+@pytest.mark.parametrize("cell", CELLS)
+def test_char_lm(cell, char_task, monkeypatch):
+    """Each by its best operation; the loops that the fused cells share with the others run in those."""
+    fused = CELLS[cell].cell in FUSED_CELLS
+    monkeypatch.setenv("RHHN_KERNEL", "aten" if fused else "reference")
     replays = _assert_as_on_the_host(*training_batches.char_lm(cell, char_task), monkeypatch)
-    assert (replays > 0) == (backend == "aten")
+    assert (replays > 0) == fused
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +263,7 @@ def char_task(tmp_path_factory):
     return tiny_char_lm.build_task(tiny_char_lm.write_corpus(tmp_path_factory.mktemp("corpus")))
 
 
-@pytest.mark.parametrize("problem", ["copying", "adding", "xor", "digits"])
+@pytest.mark.parametrize("problem", ["copying", "digits"])
 def test_problems(problem, monkeypatch):
     _assert_as_on_the_host(*training_batches.problem(problem), monkeypatch)
 
@@ -321,7 +273,8 @@ def test_handwriting(window, monkeypatch):
     _assert_as_on_the_host(*training_batches.handwriting(window), monkeypatch)
 
 
-@pytest.mark.parametrize("attention", ["paper", "v2"])
-@pytest.mark.parametrize("cell", ["lstm", "gru", "ln_hyperlstm", "hyperrhn"])
+@pytest.mark.parametrize(
+    "cell, attention", [("lstm", "paper"), ("ln_hyperlstm", "v2"), ("hyperrhn", "paper")]
+)
 def test_translation(cell, attention, monkeypatch):
     _assert_as_on_the_host(*training_batches.translation(cell, attention), monkeypatch)

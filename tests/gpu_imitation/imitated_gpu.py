@@ -12,7 +12,6 @@ import itertools
 import os
 import runpy
 import sys
-import time
 import traceback
 from types import SimpleNamespace
 
@@ -46,6 +45,7 @@ FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 LIBRARY = _load()
 
 import torch  # noqa: E402  the library comes first
+from torch._decomp import decomposition_table  # noqa: E402
 
 
 class Stream:
@@ -60,45 +60,14 @@ class Stream:
     def wait_stream(self, other):
         pass
 
-    def wait_event(self, event):
-        pass
-
-    def record_event(self, event=None):
-        return event or Event()
-
     def synchronize(self):
         synchronize()
-
-    def query(self):
-        return True
 
     def __eq__(self, other):
         return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
 
     def __hash__(self):
         return self.cuda_stream
-
-
-class Event:
-    """A point in time."""
-
-    def __init__(self, *args, **kwargs):
-        self.seconds = None
-
-    def record(self, stream=None):
-        self.seconds = time.perf_counter()
-
-    def wait(self, stream=None):
-        pass
-
-    def synchronize(self):
-        synchronize()
-
-    def query(self):
-        return True
-
-    def elapsed_time(self, other):
-        return 1000 * (other.seconds - self.seconds)
 
 
 class StreamContext:
@@ -210,26 +179,19 @@ def mem_get_info(device=None):
 # A function each: torch's compiler knows functions by their names and wants none to have two.
 for name, value in {
     "is_available": lambda: True,
-    "is_initialized": lambda: True,
     "_lazy_init": lambda: None,
-    "init": lambda: None,
     "device_count": lambda: 1,
     "current_device": lambda: 0,
     "set_device": lambda value: None,
     "device": Device,
     "device_of": lambda tensor: Device(tensor),
-    "get_device_name": lambda device=None: PROPERTIES.name,
     "get_device_properties": lambda device=None: PROPERTIES,
     "get_device_capability": lambda device=None: (PROPERTIES.major, PROPERTIES.minor),
-    "get_arch_list": lambda: [f"sm_{PROPERTIES.major}{PROPERTIES.minor}"],
     "is_bf16_supported": lambda including_emulation=True: True,
     "synchronize": synchronize,
     "Stream": Stream,
-    "Event": Event,
-    "StreamContext": StreamContext,
     "stream": lambda stream: StreamContext(stream),
     "current_stream": lambda device=None: Stream(number=LIBRARY.stream_now()),
-    "default_stream": lambda device=None: Stream(number=0),
     "CUDAGraph": CUDAGraph,
     "graph": Capture,
     "graph_pool_handle": lambda: (0, next(CUDAGraph.pools)),
@@ -237,16 +199,12 @@ for name, value in {
     "memory_allocated": lambda device=None: LIBRARY.memory_now(),
     "memory_reserved": lambda device=None: LIBRARY.memory_peak(),
     "max_memory_allocated": lambda device=None: LIBRARY.memory_peak(),
-    "max_memory_reserved": lambda device=None: LIBRARY.memory_peak(),
     "reset_peak_memory_stats": lambda device=None: LIBRARY.memory_forget_peak(),
-    "reset_max_memory_allocated": lambda device=None: LIBRARY.memory_forget_peak(),
     "mem_get_info": mem_get_info,
-    "memory_stats": lambda device=None: {},
     "empty_cache": lambda: None,
     "manual_seed": lambda value: None,
     "manual_seed_all": lambda value: None,
     "get_rng_state": lambda device=None: torch.get_rng_state(),
-    "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
 }.items():
     setattr(torch.cuda, name, value)
 torch._C._set_cudnn_enabled(False)
@@ -318,36 +276,16 @@ def _both_or_none(bias_x, bias_h):
         raise RuntimeError("imitated GPU: input_bias and hidden_bias have to have the same size")
 
 
-def _softmax(x, dim, half_to_float):
-    return _log_softmax(x, dim, half_to_float).exp()
-
-
-def _log_softmax(x, dim, half_to_float):
-    x = x.float() if half_to_float else x
-    x = x - x.amax(dim, keepdim=True)
-    return x - x.exp().sum(dim, keepdim=True).log()
-
-
-def _softmax_backward(grad, y, dim, dtype):
-    return (y * (grad - (grad * y).sum(dim, keepdim=True))).to(dtype)
-
-
-def _log_softmax_backward(grad, y, dim, dtype):
-    return (grad - y.exp() * grad.sum(dim, keepdim=True)).to(dtype)
-
-
 _operations = torch.library.Library("aten", "IMPL")
 for name, function in {
     "_thnn_fused_lstm_cell": _lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
-    "_softmax": _softmax,
-    "_log_softmax": _log_softmax,
-    "_softmax_backward_data": _softmax_backward,
-    "_log_softmax_backward_data": _log_softmax_backward,
 }.items():
     _operations.impl(name, function, "CUDA")
+for name in ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"):
+    _operations.impl(name, decomposition_table[getattr(torch.ops.aten, name).default], "CUDA")
 
 
 def _bytes(storage):

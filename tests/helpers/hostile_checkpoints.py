@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from helpers.hostile import GNMT, Case, Scene, evaluation, generation, training
+from helpers.hostile import Case, Scene, evaluation, generation, training
 
 PROGRAM = "__import__('os').mkdir('executed')"
 
@@ -188,14 +188,6 @@ OTHER = {
     "eval_lm of two models": (
         "eval_lm",
         lambda s: evaluation(s, path=f"{s.checkpoints / 'char_lm.pt'}:{s.checkpoints / 'char_lm.pt'}"),
-    ),
-    "resume from a language model": (
-        "train",
-        lambda s: training(s, "--restore-file", s.checkpoints / "char_lm.pt", model=GNMT),
-    ),
-    "resume with another width": (
-        "train",
-        lambda s: training(s, "--restore-file", s.checkpoints / "gnmt.pt", "--hidden-size", 12),
     ),
     "generate from no file": ("generate", lambda s: generation(s, path=s.here / "nowhere.pt")),
     "eval_lm from a pipe": ("eval_lm", lambda s: evaluation(s, path=_pipe(s))),

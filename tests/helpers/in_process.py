@@ -2,6 +2,9 @@
 
 import json
 import logging
+import re
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +46,38 @@ class Log(logging.Handler):
         return [record["loss"] for record in self.updates]
 
     __hash__ = logging.Handler.__hash__
+
+
+class At(logging.Handler):
+    """Acts once, at a record of the log that matches."""
+
+    def __init__(self, pattern, act):
+        super().__init__(logging.INFO)
+        self.pattern, self.act = pattern, act
+
+    def emit(self, record):
+        if self.pattern and re.search(self.pattern, record.getMessage()):
+            self.pattern = None
+            self.act()
+
+
+@contextmanager
+def acting_at(pattern: str, act: Callable):
+    """Calls ``act`` within the context at the first record of the log that matches; there has to be one."""
+    handler = At(pattern, act)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert handler.pattern is None
+
+
+class Optimizer:
+    """What a task's train_step needs of one."""
+
+    def backward(self, loss):
+        loss.backward()
 
 
 def configuration(arguments):

@@ -8,8 +8,6 @@ from helpers import script_cli
 from helpers.script_cli import manifest_of  # noqa: F401  (for the tests)
 from rhhn_fairseq.cli.running import run as run_main
 
-SCRIPT = script_cli.COMMANDS / "prepare.py"
-
 prepare = script_cli.load("prepare")
 
 

@@ -93,12 +93,6 @@ def test_unknown_symbols_have_no_probability_and_end_contexts():
     np.testing.assert_array_equal(after, alone)
 
 
-@pytest.mark.parametrize("text, order", [([0, 1], 0), ([0, 1], 3)])
-def test_orders_without_ngrams_are_refused(text, order):
-    with pytest.raises(UsageError):
-        NGrams(np.array(text), 2, order)
-
-
 @pytest.fixture
 def prepared(tmp_path):
     """A small prepared text."""

@@ -15,11 +15,9 @@ from rhhn_fairseq.data.text.words import prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.blocks import block_label, weight_blocks
 from rhhn_fairseq.inspection.rank import (
-    Rank,
     effective_rank,
     hyper_vectors,
     rank_of,
-    table,
     variation_rank,
 )
 from rhhn_fairseq.inspection.tracing import trace
@@ -56,7 +54,6 @@ def test_blocks_are_matrices_with_their_norms():
     [
         ("stack.cells.1.weight_x", "layer 2: weight_x"),
         ("stack.backward_cells.0.weight_x", "layer 1, backward: weight_x"),
-        ("stack.upper.cells.0.weight_h", "layer 2: weight_h"),
         ("encoder.stack.backward_cells.0.weight_x", "encoder.layer 1, backward: weight_x"),
     ],
 )
@@ -162,14 +159,6 @@ def test_a_model_without_a_hypernetwork_has_no_rank():
     network, vocabulary = build("lstm")
     with pytest.raises(UsageError, match="run: has no hypernetwork"):
         rank_of("run", 1, trace(network, prompt_indices(vocabulary, "ab"))[0])
-
-
-def test_the_table_is_by_updates():
-    rows = [Rank("a", n, {"z": 1.5, "d": 1.0}, {"z": 4, "d": 6}) for n in (1000, 100)]
-    assert table(rows).splitlines()[2:] == [
-        "| a | 100 | 1.50 of 4 | 1.00 of 6 |",
-        "| a | 1,000 | 1.50 of 4 | 1.00 of 6 |",
-    ]
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from helpers import script_cli
 
 from rhhn_fairseq.cli.running import run
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.inspection.curves import Curve, curve_arrays, default_better, read_curves, run_names, table
+from rhhn_fairseq.inspection.curves import Curve, default_better, read_curves, run_names, table
 from rhhn_fairseq.inspection.pictures import band, draw_curves
-from rhhn_fairseq.inspection.training_logs import Record, parse_line, read_log
+from rhhn_fairseq.inspection.training_logs import parse_line
 
 plot = script_cli.load("plot")
 
@@ -84,11 +84,6 @@ def _log(path, values, subset="valid", metric="accuracy", step=100):
             lines.append(f"{TIME}{subset} | {json.dumps({'epoch': n} | keys)}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(path)
-
-
-def test_a_log_is_read_in_order(tmp_path):
-    records = read_log(_log(tmp_path / "a.log", [10, 20]))
-    assert records == [Record("valid", 100, {"accuracy": 10}, 1), Record("valid", 200, {"accuracy": 20}, 2)]
 
 
 def test_after_a_restart_the_later_line_of_an_update_holds(tmp_path):
@@ -208,15 +203,6 @@ def test_a_band_holds_mean_lowest_and_highest_where_all_runs_are():
     assert mean.tolist() == [1, 2.5, 3.25]
 
 
-def test_arrays_hold_updates_places_and_values():
-    arrays = curve_arrays([Curve("a", "valid", [1, 2], [3.0, 4.0], [0.5, 0.75])], "bpc", "hours")
-    assert {name: array.tolist() for name, array in arrays.items()} == {
-        "a.valid.updates": [1, 2],
-        "a.valid.hours": [0.5, 0.75],
-        "a.valid.bpc": [3.0, 4.0],
-    }
-
-
 def test_seeds_that_share_no_place_have_lines_of_their_own():
     look, bands = _drawn(draw_curves([Curve("a_s1", "v", [1], [1.0]), Curve("a_s2", "v", [2], [2.0])], "bpc"))
     assert bands == 0 and [line[2:] for line in look] == [("o", "a, a_s1"), ("s", "a, a_s2")]
@@ -293,17 +279,12 @@ def test_the_metric_is_one_that_all_logs_have(tmp_path, capsys):
     [
         (["{empty}"], "empty.log: contains no training metrics"),
         (["{good}", "--metric", "bleu"], "has no metric 'bleu' in valid, it has accuracy"),
-        (["{good}", "--subsets", "test"], "has no subset 'test', it has valid"),
-        (
-            ["{good}", "--output", "{folder}/curves.gif"],
-            "curves.gif: the name of a picture ends in .png or .svg",
-        ),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, arguments, reason):
     (tmp_path / "empty.log").write_text("nothing\n")
     good = _log(tmp_path / "good.log", [1])
-    names = {"empty": tmp_path / "empty.log", "good": good, "folder": tmp_path}
+    names = {"empty": tmp_path / "empty.log", "good": good}
     assert run(lambda: plot.main(["curves", *(argument.format(**names) for argument in arguments)])) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and reason in captured.err and captured.err.count("\n") == 1

@@ -122,12 +122,6 @@ def test_changes_are_norms_of_differences_of_full_matrices(cell, options, names,
     assert reading.changes.min() > 1e-6
 
 
-def test_layers_are_numbered():
-    network, vocabulary = build("hyperlstm", layers=2, **HYPER)
-    reading = read_text(network, vocabulary, prompt_indices(vocabulary, "abc"))
-    assert reading.names == tuple(f"{layer} {gate}" for layer in (1, 2) for gate in "ifgo")
-
-
 def test_probabilities_are_of_the_symbol_before_it_came():
     network, vocabulary = build("hyperlstm", **HYPER)
     entries = prompt_indices(vocabulary, TEXT)

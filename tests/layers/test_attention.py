@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch.nn.functional import dropout
 
-from rhhn_fairseq.cells import CELLS, build_cell, cell_options, reorder_state
+from rhhn_fairseq.cells import CELLS, cell_options, reorder_state
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.attention import (
     AdditiveAttention,
-    FeedbackCell,
     GeneralAttention,
     Memory,
     SourceMemory,
@@ -264,22 +263,11 @@ def test_reordering_a_memory_reorders_its_rows(first, index, sentences, beams):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"attention": "luong"}, "attention='luong' is unknown, choose from paper, v2"),
-        ({"attention": "v2", "layers": 1}, "layers=1 is too few"),
         ({"bidirectional_layers": 1}, "bidirectional_layers=1 is not supported"),
         ({"weight_drop": 0.1}, "Decoder: weight_drop=0.1 is not supported"),
-        ({"residual_from": 1, "layers": 2}, "residual_from=1 is too small"),
-        ({"context_size": 0}, "context_size=0 is too small"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options, message):
     sizes = dict(cell="lstm", input_size=C, hidden_size=H, context_size=M, attention_size=A)
     with pytest.raises(UsageError, match=message):
         DecoderConfig(**sizes | options)
-
-
-def test_an_input_of_another_width_is_refused():
-    attention, source = _attention()
-    cell = FeedbackCell(build_cell("lstm", C + M, H).double(), attention)
-    with pytest.raises(UsageError, match="input of width 4 and context of width 5, the cell reads 8"):
-        cell(_random(T, B, C + 1), source(*_source()))

@@ -206,19 +206,6 @@ def test_cells_with_gains_or_scaling_vectors_keep_their_own_start(cell):
     assert kept and all((names[name] == 1).all() for name in kept)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"dropout": 1.0}, "--dropout 1.0 is too large, it must be below 1"),
-        ({"rhn_depth": 2}, "--rhn-depth is not an option of the cell lstm"),
-        ({"cell": "lstmm"}, "unknown cell 'lstmm'"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(options, message):
-    with pytest.raises(UsageError, match=message):
-        _model(**options)
-
-
 def test_sharing_all_needs_one_dictionary():
     task = _Task(target=_dictionary(21))
     with pytest.raises(UsageError, match="the dictionaries differ"):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from fairseq.data import data_utils
 from helpers.cli import USER_DIR, fairseq_train, json_log, run_module
+from helpers.in_process import Optimizer
 from helpers.strokes_cli import random_rows
 from helpers.tiny_handwriting import NORMALISATION, SYMBOLS, build, prepare_words
 from omegaconf import OmegaConf
@@ -147,13 +148,6 @@ def test_the_window_keeps_its_place_in_half_precision():
 
 
 def test_refused_windows():
-    def refused(reason, **options):
-        with pytest.raises(UsageError, match=reason):
-            WindowConfig(cell="lstm", input_size=C, hidden_size=H, symbols=V, **options)
-
-    refused("residual_from=1 is too small", residual_from=1)
-    refused("bidirectional_layers=1 is not supported", bidirectional_layers=1)
-    refused("window=0 is too small", window=0)
     with pytest.raises(
         UsageError, match="--window 2 reads the text of each line, and the training lines have none"
     ):
@@ -297,11 +291,6 @@ def test_draws_depend_on_the_seed_and_the_batch(words, monkeypatch):
     assert draws[0] == draws[1] and len(set(draws)) == 3
     task.load_dataset("valid")
     assert not task.datasets["valid"].shuffle
-
-
-class Optimizer:
-    def backward(self, loss):
-        loss.backward()
 
 
 def test_training_scales_and_validation_does_not(words):

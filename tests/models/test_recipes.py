@@ -70,10 +70,7 @@ GIVEN = [
     ("--batch-size 3", {"batch_size": 3, "batch_size_valid": 3, "max_tokens": None}),
     ("--max-tokens 900", {"max_tokens": 900, "batch_size": None}),
     ("--max-update 7", {"max_update": 7, "max_epoch": 0}),
-    ("--max-epoch 2", {"max_update": 0, "max_epoch": 2}),
-    ("--criterion cross_entropy", {"criterion": "cross_entropy"}),
     ("--optimizer adam_l1", {"optimizer": "adam_l1", "lr": [1e-3], "clip_norm": 0.0}),
-    ("--optimizer sgd", {"optimizer": "sgd", "lr": [0.25], "clip_norm": 1.0}),
     ("--keep-last-epochs 2", {"keep_last_epochs": 2, "no_epoch_checkpoints": False}),
     # A value that reads as an option's name is no option.
     ("--save-dir=--lr", {"save_dir": "--lr", "lr": [1e-3]}),

@@ -225,8 +225,6 @@ def _onnx():
 def test_what_cannot_be_an_onnx_graph_is_refused(tmp_path, monkeypatch):
     _onnx()
     path = tmp_path / "rnn.onnx"
-    with pytest.raises(UsageError, match="Linear is no layer of rhhn_fairseq.nn"):
-        export_onnx(torch.nn.Linear(2, 2), path)
     with pytest.raises(UsageError, match="the LSTM is quantised, which torch's exporter cannot trace"):
         export_onnx(quantize_dynamic(LSTM(C, H), smallest=1), path)
     with pytest.raises(
@@ -287,8 +285,6 @@ def test_quantising_again_changes_nothing(cell):
 
 
 def test_what_cannot_be_quantised_is_refused():
-    with pytest.raises(UsageError, match="Linear has no cell of this package"):
-        quantize_dynamic(torch.nn.Linear(2, 2))
     with pytest.raises(UsageError, match="a weight is torch.float64 on cpu, expected torch.float32"):
         quantize_dynamic(LSTM(C, H, dtype=torch.float64), smallest=1)
     with pytest.raises(UsageError, match="a quantised weight has no gradient"):

@@ -38,18 +38,10 @@ def plain(monkeypatch, tmp_path):
     ("command", "line"),
     [
         ("plot curves run.log", "pictures need matplotlib: pip install matplotlib, or '.[plots]'"),
-        (
-            "write a.pt",
-            "pictures need matplotlib: pip install matplotlib, or '.[plots]'",
-        ),
         ("demo", "the page needs uvicorn: pip install uvicorn, or '.[demo]'"),
         (
             "prepare synthetic",
             "the corpus synthetic needs Babel: pip install Babel, or '.[synthetic]'",
-        ),
-        (
-            "prepare hershey",
-            "the Hershey fonts need Hershey-Fonts: pip install Hershey-Fonts, or '.[handwriting]'",
         ),
     ],
 )
@@ -57,12 +49,6 @@ def test_a_missing_package_is_named(plain, capsys, command, line):
     assert error_of(
         lambda *words: cli.run(lambda: table.dispatch(list(words))), capsys, *command.split()
     ) == (f"error: {line}\n")
-
-
-def test_corpora_that_need_nothing_more(plain, capsys):
-    with pytest.raises(SystemExit) as end:
-        table.dispatch(["prepare", "multi30k", "--help"])
-    assert end.value.code == 0
 
 
 def test_other_packages_are_no_mistake():

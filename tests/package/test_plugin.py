@@ -66,14 +66,6 @@ def test_threads_importing_both():
     )
 
 
-def test_user_dir_after_import():
-    run(
-        "import rhhn_fairseq.cells, argparse\n"
-        "from fairseq import utils\n"
-        f"utils.import_user_module(argparse.Namespace(user_dir={USER_DIR!r}))\n" + REGISTERED
-    )
-
-
 def test_user_dir_from_another_directory(tmp_path):
     """The package is not on the path: fairseq imports it from --user-dir, and twice does no harm."""
     run(
@@ -118,7 +110,6 @@ def test_old_fairseq_is_one_line(tmp_path, init, utils):
     [
         ("cuda", "tf32", "cuda", "high"),
         ("mkldnn", "bf16", "cpu", "medium"),
-        ("mkldnn", "bf16", "cuda", "highest"),
     ],
 )
 def test_matmul_precision_by_torchs_newer_settings(library, value, device, expected):

@@ -1,15 +1,12 @@
 """SIGTERM and Ctrl-C: the processes that were started end, temporary files go, and trainings are saved."""
 
 import json
-import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +14,7 @@ import torch
 from helpers.chars_cli import names, write_splits
 from helpers.chars_cli import run as prepare_chars
 from helpers.cli import HANGS, USER_DIR, fairseq_train, json_log, model_of
-from helpers.in_process import LOG, Log, char_lm, train
+from helpers.in_process import LOG, Log, acting_at, char_lm, train
 from helpers.parallel_cli import script, sentences, write_files
 
 from rhhn_fairseq.cli import running as cli
@@ -62,31 +59,6 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path, monkeypatch, capsys
     assert names(tmp_path) in (before, ["a", *before]) and not list((tmp_path / "a").glob("*"))
 
 
-def children(pid: int) -> list[int]:
-    """The processes below a process, without those of multiprocessing that only watch over others."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        for child in (task / "children").read_text().split():
-            found += [int(child), *children(int(child))]
-    return [child for child in found if b"resource_tracker" not in command_line(child)]
-
-
-def command_line(pid: int) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with suppress(OSError):
-            if found := condition():
-                return found
-        time.sleep(0.01)
-    raise AssertionError("it did not come to pass")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(HANGS)
 @pytest.mark.parametrize("stage", ["pieces", "binary"])
@@ -111,28 +83,9 @@ def corpus(tmp_path_factory):
     return tmp_path_factory.mktemp("corpus")
 
 
-class SignalAt(logging.Handler):
-    """Sends this process a signal when a record of the log says so."""
-
-    def __init__(self, signum, pattern):
-        super().__init__(logging.INFO)
-        self.signum, self.pattern = signum, pattern
-
-    def emit(self, record):
-        if self.pattern and re.search(self.pattern, record.getMessage()):
-            self.pattern = None
-            os.kill(os.getpid(), self.signum)
-
-
-@contextmanager
 def signal_at(signum, pattern):
-    handler = SignalAt(signum, pattern)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
-    assert handler.pattern is None
+    """Sends this process a signal when a record of the log says so."""
+    return acting_at(pattern, lambda: os.kill(os.getpid(), signum))
 
 
 def stopped(log) -> str:
@@ -222,13 +175,6 @@ def test_a_validation_is_made_up_for(corpus, tmp_path, monkeypatch, interval, pa
         one, two = (torch.load(tmp_path / run / f"checkpoint_{name}.pt") for run in ("one", "two"))
         assert all(torch.equal(two["model"][key], one["model"][key]) for key in one["model"])
         assert one["extra_state"]["best"] == two["extra_state"]["best"]
-
-
-def test_what_was_not_saved_is_said(corpus, tmp_path):
-    log = Log()
-    with pytest.raises(SystemExit), signal_at(signal.SIGTERM, '"num_updates": "2"'):
-        train(*char_lm(corpus, tmp_path / "run", *END, "--no-save"), log=log)
-    assert stopped(log) == "SIGTERM: stopped after update 2; nothing was saved (--no-save)"
 
 
 def test_a_second_interruption_ends_at_once():

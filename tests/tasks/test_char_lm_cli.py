@@ -110,11 +110,11 @@ def _kill_after_update(last, corpus, save_dir, *options):
 
 
 def test_two_torchrun_workers_train_the_model_of_one_with_update_freq_2(corpus, tmp_path):
-    options = ["--max-epoch", 2, "--save-interval-updates", 7]
+    options = ["--max-epoch", 1]
     one = _train(corpus, tmp_path / "one", *options, "--update-freq", 2)
     two = _train(corpus, tmp_path / "two", *options, workers=2, torchrun=True)
     losses_one, losses_two = _losses(one)[0], _losses(two)[0]
-    assert len(losses_one) == len(losses_two) > 20
+    assert len(losses_one) == len(losses_two) > 10
     # No difference was seen. The order in which two gradients are added is the backend's, so a loss may
     # round to the other side of the last of the four decimals that are logged.
     assert max(abs(a - b) for a, b in zip(losses_one, losses_two, strict=True)) <= 1.01e-4

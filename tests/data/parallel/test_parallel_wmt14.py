@@ -110,16 +110,6 @@ def test_everything_is_read_from_its_archive(tmp_path, archives, capsys):
     assert found == hashlib.sha256((archives / "training-giga-fren.tar").read_bytes()).hexdigest()
 
 
-def test_some_parts_alone_need_only_their_archives(tmp_path, archives):
-    for name in TRAINING:
-        if "nc-v9" not in name:
-            (archives / name).unlink()
-    dest = tmp_path / "dest"
-    arguments = prepare("--from-dir", archives, "--dest", dest, "--no-verify")
-    assert run(*arguments, "--parts", "news-commentary") == 0
-    assert [part["read"] for part in manifest_of(dest)["cleaning"]] == [60]
-
-
 def test_the_development_sets_may_be_sgml_alone(tmp_path, archives):
     write_tar(
         archives / "dev.tgz",
@@ -153,7 +143,6 @@ def damaged(path):
             damaged,
             "un.tgz:undoc.2000.fr-en.en: is cut off or damaged",
         ),
-        ("dev.tgz", damaged, "dev.tgz: is cut off or damaged"),
         (
             "training-parallel-commoncrawl.tgz",
             lambda p: write_tar(p, {"commoncrawl.fr-en.en": b"a\nb\n", "commoncrawl.fr-en.fr": b"a\n"}),

@@ -39,8 +39,10 @@ def said(capsys) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("stage", range(3))
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "stage, error",
+    [(0, KeyboardInterrupt()), (1, OSError(28, "No space left on device")), (2, KeyboardInterrupt())],
+)
 def test_an_interrupted_run_goes_on_at_its_stage(tmp_path, capsys, monkeypatch, uninterrupted, stage, error):
     command = ["files", *write_files(tmp_path), *SMALL, "--dest", tmp_path / "dest"]
     make = getattr(prepare, WORKERS[stage])

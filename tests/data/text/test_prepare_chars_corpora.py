@@ -55,22 +55,6 @@ def test_real_ptb(tmp_path, data_dir, capsys):
     assert "already prepared" in capsys.readouterr().out
 
 
-def test_real_ptb_without_outer_spaces(tmp_path, data_dir, capsys):
-    dest = tmp_path / "ptb"
-    assert run("ptb", "--variant", "char", "--from-dir", data_dir / "ptb", "--dest", dest) == 0
-    sentence = "PTB char, word-level Mikolov files without the outer spaces of lines, 50 symbols"
-    assert capsys.readouterr().out.splitlines()[-1] == sentence == CharVocabulary.load(dest).corpus
-    manifest = manifest_of(dest)
-    assert manifest["request"]["options"] == {"variant": "char"}
-    counts = [manifest["splits"][split] for split in SPLITS]
-    assert [entry["symbols"] for entry in counts] == [5_017_482, 393_042, 442_423]
-    assert [entry["items"] for entry in counts] == [42_068, 3_370, 3_761]
-    with gzip.open(data_dir / "ptb" / "ptb.test.txt.gz", "rt", encoding="utf-8") as file:
-        assert read_back(dest, "test") == "".join(f"{line.strip()}\n" for line in file)
-    again = ["ptb", "--from-dir", data_dir / "ptb", "--dest", dest]
-    assert "was prepared with variant 'char', not 'raw'" in error_of(capsys, *again)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_outer_spaces_are_dropped_in_chunks_of_any_size(size):
     text = "  a  b \n\n   \n c\nd \n  e   f  "
@@ -122,14 +106,9 @@ def test_an_ambiguous_or_damaged_archive_is_reported(tmp_path, capsys):
     assert "has ptb.train.txt more than once" in error_of(capsys, *arguments)
 
 
-@pytest.mark.parametrize("packing", ["enwik8", "enwik8.gz", "enwik8.zip"])
-def test_enwik8_is_bytes_and_cut_90_5_5(tmp_path, capsys, packing):
+def test_enwik8_is_bytes_and_cut_90_5_5(tmp_path, capsys):
     data = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint8).tobytes()
-    path = tmp_path / packing
-    if packing.endswith(".zip"):
-        zip_of(path, enwik8=data)
-    else:
-        path.write_bytes(gzip.compress(data) if packing.endswith(".gz") else data)
+    (tmp_path / "enwik8.gz").write_bytes(gzip.compress(data))
     dest = tmp_path / "dest"
     arguments = ["enwik8", "--from-dir", tmp_path, "--dest", dest]
     assert "expected MD5 a1fa5ffddb56f4953e226637dabbb36a unpacked, found" in error_of(capsys, *arguments)
@@ -145,13 +124,9 @@ def test_enwik8_is_bytes_and_cut_90_5_5(tmp_path, capsys, packing):
     )
 
 
-@pytest.mark.parametrize("packing", ["text8", "text8.zip"])
-def test_text8_is_cut_90_5_5(tmp_path, capsys, packing):
+def test_text8_is_cut_90_5_5(tmp_path, capsys):
     data = np.random.default_rng(0).choice(list(b" abcdefghijklmnopqrstuvwxyz"), 10_000).astype(np.uint8)
-    if packing == "text8":
-        (tmp_path / packing).write_bytes(data.tobytes())
-    else:
-        zip_of(tmp_path / packing, text8=data.tobytes())
+    zip_of(tmp_path / "text8.zip", text8=data.tobytes())
     dest = tmp_path / "dest"
     arguments = ["text8", "--from-dir", tmp_path, "--dest", dest]
     refusal = error_of(capsys, *arguments)
