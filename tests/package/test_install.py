@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("setup.cfg", "setup.py", "pyproject.toml", "constraints.txt")
-# Notes its arguments and the constraint in place of running Python. The headers that fairseq is built with are
-# noted too, and with small ones its build fails if TORCH_IS_OTHER is set.
+# Notes its arguments and the constraint in place of running Python. The headers for fairseq are noted
+# too, and with small ones its build fails if TORCH_IS_OTHER is set.
 PYTHON = """#!/bin/sh
 echo "$PIP_CONSTRAINT $*" >> "$(dirname "$0")/calls"
 case "$*" in *fairseq-fixed*)
