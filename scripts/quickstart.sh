@@ -7,8 +7,8 @@ cd "$(dirname "$0")/.."
 log=checkpoints/quickstart/details.log
 mkdir -p "$(dirname "$log")"
 
-echo "rhhn_fairseq: a first run, some eight minutes the first time"
-echo "install   into .venv, some four minutes the first time (log: $log)"
+echo "rhhn_fairseq: a first run, some five and a half minutes the first time"
+echo "install   into .venv, some three minutes the first time (log: $log)"
 : >"$log"
 if ! bash scripts/install.sh all 2>>"$log" | sed -u 's/^/          /'; then
     tail -n 12 "$log" >&2

@@ -13,6 +13,9 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
+from rhhn_fairseq.data.strokes.points import Line, from_strokes
 from rhhn_fairseq.demo.streams import Models, line_rows, measure, text_rows
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
@@ -38,7 +41,9 @@ HOSTS = ["127.0.0.1", "localhost"]
 LARGEST_REQUEST = 16 << 10
 # Seconds in which a request has to arrive, its headers as well as its body.
 ARRIVAL = 10
-LONGEST = {"prompt": 500, "text": 60}
+LONGEST = {"prompt": 500, "text": 60, "prime_text": 60}
+# Points of strokes that a visitor draws; as many fit into a request.
+MOST_DRAWN = 900
 # The lowest and the highest value, and whether it must be an integer.
 SEED = (0, 2**31 - 1, True)
 NUMBERS = {
@@ -49,7 +54,7 @@ NUMBERS = {
 
 def make_app(models: Models) -> Starlette:
     """Builds the application, for one event loop; measures the models, which takes about a second."""
-    about = measure(models) | {"numbers": NUMBERS, "longest": LONGEST}
+    about = measure(models) | {"numbers": NUMBERS, "longest": LONGEST, "most_drawn": MOST_DRAWN}
     about |= {"colours": QUANTITY, "line_colours": QUANTITY_OF_LINES}
     content = TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", embedded(about))
     headers = {"Content-Security-Policy": _policy(content), "Cache-Control": "no-store"}
@@ -64,7 +69,8 @@ def make_app(models: Models) -> Starlette:
         return text_rows(models, _string(fields, "prompt"), given["length"], config)
 
     def line(fields: dict) -> Iterator[dict]:
-        return line_rows(models, _string(fields, "text"), WritingConfig(**_numbers(fields, "line")))
+        config = WritingConfig(**_numbers(fields, "line"))
+        return line_rows(models, _string(fields, "text"), config, _prime(fields))
 
     def stream(rows_of: Callable[[dict], Iterator[dict]]):
         async def answer(request: Request) -> StreamingResponse:
@@ -167,6 +173,21 @@ def _string(fields: dict, name: str) -> str:
     if not isinstance(value, str) or len(value) > most:
         raise UsageError(f"the {name} may have {most} characters")
     return value
+
+
+def _prime(fields: dict) -> Line | None:
+    """Returns the strokes that a visitor drew, lists of (x, y) in the corpus's units; None without any."""
+    drawn = fields.get("prime") or []
+    try:
+        strokes = [np.array(stroke, dtype=float).reshape(len(stroke), 2) for stroke in drawn]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError("the drawing: expected strokes, lists of pairs of numbers") from error
+    if sum(map(len, strokes)) > MOST_DRAWN:
+        raise UsageError(f"the drawing may have {MOST_DRAWN} points")
+    if not strokes:
+        return None
+    points = from_strokes(strokes, "the drawing")
+    return Line("the drawing", points, _string(fields, "prime_text").strip() or None)
 
 
 def _numbers(fields: dict, kind: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from rhhn_fairseq.data.strokes.points import Line
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary, prompt_indices
 from rhhn_fairseq.errors import UsageError
@@ -71,8 +72,10 @@ def text_rows(models: Models, prompt: str, length: int, config: SamplingConfig) 
         last, logits = factors, model.output(y[-1])
 
 
-def line_rows(models: Models, text: str, config: WritingConfig) -> Iterator[dict]:
-    """Yields the rows of a line of handwriting.
+def line_rows(
+    models: Models, text: str, config: WritingConfig, prime: Line | None = None
+) -> Iterator[dict]:
+    """Yields the rows of a line of handwriting, after those of a line ``prime`` that the model reads first.
 
     Yields:
         rows with an offset ``dx``, ``dy`` in the corpus's units, y downwards, whether the pen is lifted after
@@ -81,7 +84,8 @@ def line_rows(models: Models, text: str, config: WritingConfig) -> Iterator[dict
         the text was ``finished``.
 
     Raises:
-        UsageError: the model does not know a character of the text, or the text is empty.
+        UsageError: the model does not know a character of the text, or the text is empty, or its window needs
+            the text of the primed line.
     """
     model = models.strokes
     if model.window:
@@ -92,7 +96,7 @@ def line_rows(models: Models, text: str, config: WritingConfig) -> Iterator[dict
             raise UsageError("the line is empty: the model needs a text to write")
     points, finished = [], not model.window
     text = text if model.window else None
-    for point, changes, past in draw_points(model, config, text):
+    for point, changes, past in draw_points(model, config, text, prime):
         points.append(point)
         finished = finished or past
         dx, dy, pen = point.tolist()

@@ -24,6 +24,8 @@ from starlette.testclient import TestClient
 
 from rhhn_fairseq import nn
 from rhhn_fairseq.cli import demo
+from rhhn_fairseq.data.strokes.points import Line, from_strokes
+from rhhn_fairseq.data.strokes.stroke3 import read_line
 from rhhn_fairseq.demo import server
 from rhhn_fairseq.demo.streams import Models, line_rows, measure, text_rows
 from rhhn_fairseq.errors import UsageError
@@ -99,12 +101,32 @@ def test_the_line_is_that_of_writing(client, models):
     np.testing.assert_allclose([row["change"] for row in rows[:count]], change, rtol=1e-4)
 
 
+STROKES = [[[5, 5], [5, 20]], [[5.5, 12], [9, 11], [10, 20]]]
+
+
+def test_a_drawn_line_is_read_before_writing(client, models):
+    fields = LINE | {"prime": STROKES, "prime_text": "h "}
+    rows = rows_of(client.post("/line", json=fields))[:-1]
+    prime = Line("drawing", from_strokes(STROKES, "drawing"), "h")
+    (line,) = write_lines(models.strokes, WritingConfig(lines=1, bias=0.5, seed=2), ["hi"], prime)
+    found = np.array([[row["dx"], row["dy"], row["pen"]] for row in rows])
+    np.testing.assert_allclose(found[:5], prime.points, rtol=1e-4, atol=1e-4)
+    count = len(line.points) - 1
+    assert count > 20
+    np.testing.assert_allclose(found[:count], line.points[:-1], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "line"),
     [
         ("text", {"prompt": "é"}, "the prompt has symbols the model does not know: ['é']"),
         ("text", {"prompt": "a" * 501}, "the prompt may have 500 characters"),
         ("text", {"temperature": float("nan")}, "temperature: expected a number from 0 to 2"),
+        ("line", {"prime": [[[1, 2], [3]]]}, "the drawing: expected strokes, lists of pairs of numbers"),
+        ("line", {"prime": [[[1, 1e999]]]}, "the drawing: point 0 is not finite"),
+        ("line", {"prime": [[[1, 2]] * 901]}, "the drawing may have 900 points"),
+        ("line", {"prime": STROKES}, "the drawing: has no text, but a model with a window"),
+        ("line", {"prime": STROKES, "prime_text": "ü"}, "the drawing: contains 'ü'"),
         ("line", {"text": "hü"}, "the model cannot write 'ü', only "),
     ],
 )
@@ -305,6 +327,27 @@ def test_the_page_in_a_browser(address, width, tmp_path):
         with page.expect_download() as download:
             page.click("#line [name=png]")
         assert download.value.path().read_bytes().startswith(b"\x89PNG")
+
+        # Strokes drawn with the mouse, saved as a file that the commands read, and read by the model.
+        box = page.locator("#pad").bounding_box()
+        for x in (0.1, 0.2):
+            page.mouse.move(box["x"] + x * box["width"], box["y"] + 0.3 * box["height"])
+            page.mouse.down()
+            page.mouse.move(box["x"] + x * box["width"], box["y"] + 0.7 * box["height"], steps=20)
+            page.mouse.up()
+        with page.expect_download() as download:
+            page.click("#line [name=strokes]")
+        saved = tmp_path / "strokes.svg"
+        download.value.save_as(saved)
+        drawn = read_line(saved).points
+        heights = np.ptp(np.cumsum(drawn[:, 1]))
+        assert drawn[:, 2].sum() == 2 and len(drawn) > 20 and heights > 5
+        page.fill("#line [name=prime_text]", "ll")
+        page.click("#line button.first")
+        page.locator("#line .status", has_text="points.").wait_for()
+        assert page.inner_text("#line .error") == ""
+        page.click("#line [name=clear]")
+        assert page.locator("#pad path").count() == 0 and page.is_disabled("#line [name=strokes]")
 
         page.fill("#line [name=text]", "hellö")
         page.click("#line button.first")

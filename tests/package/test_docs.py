@@ -52,6 +52,21 @@ def test_every_page_is_in_the_navigation_under_its_title():
     assert sorted((page, title) for title, page in named) == sorted(titles.items())
 
 
+@pytest.mark.parametrize(
+    ("query", "guide"),
+    [
+        ("train on my own text", "tutorials/own_text.md"),
+        ("replace nn.LSTM", "tutorials/replace_lstm.md"),
+        ("truncated bptt", "tutorials/lecture.md"),
+        ("kneser-ney", "tutorials/lecture.md"),
+    ],
+)
+def test_a_search_leads_to_the_guide(query, guide):
+    # The site's search shows a page if it has every word.
+    words = set(re.findall(r"[\w.-]+", (DOCS / guide).read_text().lower()))
+    assert set(query.lower().split()) <= words
+
+
 def test_the_page_of_commands_has_every_command():
     page = (DOCS / "reference/commands.md").read_text()
     assert re.findall(r"^\| `rhhn ([a-z-]+)` \|", page, re.MULTILINE) == list(COMMANDS)

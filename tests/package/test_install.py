@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("scripts/install.sh", "setup.cfg", "setup.py", "pyproject.toml", "constraints.txt")
-# Notes its arguments and the constraint in place of running Python.
+SOURCES = ("setup.cfg", "setup.py", "pyproject.toml", "constraints.txt")
+# Notes its arguments and the constraint in place of running Python. The headers for fairseq are noted
+# too, and with small ones its build fails if TORCH_IS_OTHER is set.
 PYTHON = """#!/bin/sh
 echo "$PIP_CONSTRAINT $*" >> "$(dirname "$0")/calls"
+case "$*" in *fairseq-fixed*)
+    headers=${CFLAGS##*-I}
+    ls "$headers/torch" >> "$(dirname "$0")/headers"
+    [ -z "$TORCH_IS_OTHER" ] || [ ! -d "$headers" ];;
+esac
 """
 
 
@@ -22,8 +28,8 @@ def install(tmp_path):
     root = tmp_path / "a b"
     native = "rhhn_fairseq/ops/native"
     shutil.copytree(ROOT / native, root / native, ignore=shutil.ignore_patterns("*.so"))
+    shutil.copytree(ROOT / "scripts", root / "scripts")
     for name in SOURCES:
-        (root / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, root / name)
     python = root / ".venv/bin/python"
     python.parent.mkdir(parents=True)
@@ -47,3 +53,10 @@ def test_what_is_for_developers_has_what_is_installed_by_default_and_no_more(ins
     assert install("dev")[-1].endswith("--editable .[dev] --quiet --no-compile")
     assert install("all") == install("dev") == []
     assert install("docs")[-1].endswith("--editable .[docs] --quiet --no-compile")
+
+
+@pytest.mark.parametrize("builds", [1, 2])
+def test_small_headers_for_fairseq_and_where_they_fail_those_of_torch(install, monkeypatch, tmp_path, builds):
+    monkeypatch.setenv("TORCH_IS_OTHER", "1" * (builds - 1))
+    assert len([call for call in install() if "fairseq-fixed" in call]) == builds
+    assert (tmp_path / "a b/.venv/bin/headers").read_text().split() == ["extension.h", "torch.h"]
