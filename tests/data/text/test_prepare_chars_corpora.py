@@ -187,3 +187,19 @@ def test_stdlib_leaves_out_tests_generated_and_non_ascii_files(tmp_path):
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert corpora._library_text(tmp_path, 1000).decode() == "".join(kept.values())
     assert corpora._library_text(tmp_path, 8).decode() == "A = 1\nC "
+
+
+def test_real_ptb_without_outer_spaces(tmp_path, data_dir, capsys):
+    dest = tmp_path / "ptb"
+    assert run("ptb", "--variant", "char", "--from-dir", data_dir / "ptb", "--dest", dest) == 0
+    sentence = "PTB char, word-level Mikolov files without the outer spaces of lines, 50 symbols"
+    assert capsys.readouterr().out.splitlines()[-1] == sentence == CharVocabulary.load(dest).corpus
+    manifest = manifest_of(dest)
+    assert manifest["request"]["options"] == {"variant": "char"}
+    counts = [manifest["splits"][split] for split in SPLITS]
+    assert [entry["symbols"] for entry in counts] == [5_017_482, 393_042, 442_423]
+    assert [entry["items"] for entry in counts] == [42_068, 3_370, 3_761]
+    with gzip.open(data_dir / "ptb" / "ptb.test.txt.gz", "rt", encoding="utf-8") as file:
+        assert read_back(dest, "test") == "".join(f"{line.strip()}\n" for line in file)
+    again = ["ptb", "--from-dir", data_dir / "ptb", "--dest", dest]
+    assert "was prepared with variant 'char', not 'raw'" in error_of(capsys, *again)
