@@ -95,7 +95,7 @@ def test_functions_have_ten_parameters_at_most():
 
 
 @pytest.mark.skipif(not native.multiplies(), reason="needs the compiled kernels and AVX2")
-@pytest.mark.parametrize("matmul, functions", [("torch", 48), ("native", 53)])
+@pytest.mark.parametrize("matmul, functions", [("torch", 51), ("native", 56)])
 def test_a_pass_makes_few_calls(monkeypatch, matmul, functions):
     """A small network's time goes into Python's calls, so their number is held."""
     monkeypatch.setattr(policy, "current", functools.cache(policy.Policy.from_environment))
@@ -118,4 +118,4 @@ def test_a_pass_makes_few_calls(monkeypatch, matmul, functions):
         sys.setprofile(None)
     assert 0 < calls.total() <= 90
     assert len(calls) <= functions
-    assert len({code.co_filename for code in calls}) <= 13
+    assert len({code.co_filename for code in calls}) <= 14

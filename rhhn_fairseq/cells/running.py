@@ -6,6 +6,7 @@ Shapes: T time, B batch, C input, H hidden.
 """
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,7 +97,7 @@ class Cell(Contract):
         if steps_run or torch.compiler.is_compiling() or type(y) is not Tensor or not y.requires_grad:
             return y, after
         run = functools.partial(self._run_again, backends.make_plan("reference"))
-        parameters: list[Tensor] = [weight for weight in self.parameters() if weight.requires_grad]
+        parameters: list[Tensor] = list(filter(operator.attrgetter("requires_grad"), self.parameters()))
         if self._forward_pre_hooks:
             # Pruning computes weights before a pass; looking for them takes longer.
             parameters = list(self._weights().values())

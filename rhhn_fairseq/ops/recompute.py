@@ -69,8 +69,10 @@ def differentiable_again(full_pass: Pass, x_TBC: Tensor, state: State, y: Tensor
     this costs nothing but a call.
     """
     loop = _Segments(full_pass, len(x_TBC), len(x_TBC), x_TBC.device.type)
-    # A function cannot pass on several views.
-    outputs = [out.clone() if out._is_view() else out for out in (y, *after)]
+    outputs = []
+    for output in (y, *after):
+        # A function cannot pass on several views.
+        outputs.append(output.clone() if output._is_view() else output)
     with torch.autograd._unsafe_preserve_version_counter(tuple(outputs)):
         y, *after_again = _Again.apply(loop, len(outputs), *outputs, x_TBC, *state, *full_pass.parameters)
     return y, tuple(after_again)
@@ -109,7 +111,7 @@ class _Segments:
 
     def __init__(self, full_pass: Pass, steps: int, T: int, device: str):
         self.full_pass, self.T = full_pass, T
-        self.slices = [slice(start, start + steps) for start in range(0, T, steps)]
+        self.slices = list(map(slice, range(0, T, steps), range(steps, T + steps, steps)))
         self.autocast: dict[str, Any] = {
             "device_type": device,
             "dtype": torch.get_autocast_dtype(device),

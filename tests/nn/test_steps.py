@@ -66,7 +66,7 @@ def test_steps_of_any_cell_equal_its_layer(cell):
 
 def test_cells_refuse_other_shapes_and_start_missing_entries_from_zeros():
     cell = layers.HyperLSTMCell(C, H, hyper_size=3)
-    assert repr(cell).startswith("HyperLSTMCell(5, 8, hyper_size=3")
+    assert repr(cell).startswith("HyperLSTMCell(5, 8, layer_norm=False, hyper_size=3")
     x, h = torch.randn(B, C), torch.randn(B, H)
     full = (h, h, torch.zeros(B, 3), torch.zeros(B, 3))
     assert all(map(torch.equal, cell(x, (h, h)), cell(x, full)))
