@@ -56,7 +56,8 @@ class StrokeStep(nn.Module):
         if network.window:
             y, after, phi = network.stack(x, one_hot(text, len(network.symbol_codes), x.dtype), state)
         else:
-            (y, after), phi = network.stack(x, state), nn.functional.pad(0.0 * text, (0, 1)).unsqueeze(0)
+            y, after = network.stack(x, state)
+            phi = nn.functional.pad(0.0 * text, (0, 1)).unsqueeze(0)
         return y[0] @ network.weight_out + network.bias_out, phi[0], *after
 
 

@@ -62,11 +62,12 @@ def run_in_segments(full_pass: Pass, steps: int, x_TBC: Tensor, state: State) ->
     return y, tuple(after)
 
 
-def differentiable_again(full_pass: Pass, x_TBC: Tensor, state: State, y: Tensor, after: State):
+def differentiable_again(
+    full_pass: Pass, x_TBC: Tensor, state: State, y: Tensor, after: State
+) -> tuple[Tensor, State]:
     """Returns the outputs and the last state of a pass with a gradient that can be differentiated again.
 
-    Their own gradient cannot. With ``create_graph=True`` it is computed by running ``full_pass``; otherwise
-    this costs nothing but a call.
+    Their own gradient cannot, so with ``create_graph=True`` it is computed by running ``full_pass``.
     """
     loop = _Segments(full_pass, len(x_TBC), len(x_TBC), x_TBC.device.type)
     outputs = []

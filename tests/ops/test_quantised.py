@@ -28,6 +28,17 @@ def test_every_build_multiplies_as_torch_does(M, K, N, threads, monkeypatch):
     assert torch.equal(weight(x[:1]), weight(x)[:1])
 
 
+def test_numbers_that_are_not_finite_show():
+    x = torch.ones(3, 70)
+    x[0, 69], x[2, 3] = float("nan"), float("-inf")
+    weight = QuantisedWeight(torch.ones(70, 20))
+    operands = x, weight.panels, weight.scales, weight.sums
+    for _ in with_every_build():
+        for y in (native.multiply_integers(*operands), _multiply(*operands)):
+            assert y.isnan().all(dim=1).tolist() == [True, False, True] and y[1].isfinite().all()
+    assert QuantisedWeight(torch.full((4, 2), float("nan")))(torch.ones(1, 4)).isnan().all()
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_largest_sums_do_not_saturate(sign):
     """With 127 steps a weight, AVX2 gave 32.4 for 64."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from rhhn_fairseq.ops.loop import State
 
 MOST_PADDING = 4
-"""How many times as many positions as a batch has its pieces between resets may fill."""
+"""Positions, for each of the batch, up to which the pieces between resets are padded and not packed."""
 
 
 class Weights(NamedTuple):
@@ -77,7 +77,7 @@ def run_between_resets(
     before = state[0].index_select(0, first // T)
     cleared = resets_TB1.squeeze(-1).T.flatten()[first] | (first % T > 0)
     before, x = before.masked_fill(cleared.unsqueeze(1), 0.0), x_TBC.transpose(0, 1).flatten(0, 1)
-    sizes = step.bincount().cpu()
+    sizes = step.bincount()
     padded = len(sizes) * len(first)
     if padded <= MOST_PADDING * T * B:
         x = x.new_zeros(padded, C).index_copy(0, slots, x).view(len(sizes), len(first), C)

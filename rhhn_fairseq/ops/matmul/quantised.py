@@ -31,7 +31,7 @@ class QuantisedWeight(nn.Module):
         columns = weight_KN.detach().float().T
         # Symmetric: the largest magnitude of a column becomes LARGEST; a column of zeros gets scale 1.
         scales = columns.abs().amax(dim=1) / LARGEST
-        scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+        scales = torch.where(scales == 0, 1.0, scales)
         self._set((columns / scales.unsqueeze(1)).round().to(torch.int8), scales)
 
     def _set(self, integers_NK: Tensor, scales_N: Tensor) -> None:

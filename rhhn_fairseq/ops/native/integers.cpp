@@ -77,13 +77,19 @@ void multiply(const int8_t* panel, const uint8_t* const* rows, int64_t depth, in
 #endif
 }
 
-// Writes a row in bytes: x = scale * (byte - zero) to rounding. Returns scale and zero.
+// Writes a row in bytes: x = scale * (byte - zero) to rounding. Returns scale and zero; the scale of a row with
+// infinite numbers or NaN is NaN, and so are its products.
 std::pair<float, int32_t> round_row(const float* x, int64_t K, uint8_t* bytes) {
-    float low = 0, high = 0;
-#pragma omp simd reduction(min : low) reduction(max : high)
+    float low = 0, high = 0, invalid = 0;
+#pragma omp simd reduction(min : low) reduction(max : high) reduction(+ : invalid)
     for (int64_t k = 0; k < K; ++k) {
         low = std::min(low, x[k]);
         high = std::max(high, x[k]);
+        invalid += x[k] * 0;
+    }
+    if (invalid != 0) {
+        std::fill_n(bytes, K, uint8_t(0));
+        return {invalid, 0};
     }
     const float scale = high > low ? (high - low) / 255 : 1, zero = float(int32_t(0.5f - low / scale));
 #pragma omp simd
