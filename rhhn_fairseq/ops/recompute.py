@@ -9,6 +9,7 @@ memory.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -71,12 +72,14 @@ def differentiable_again(
     """
     loop = _Segments(full_pass, len(x_TBC), len(x_TBC), x_TBC.device.type)
     outputs = []
-    for output in (y, *after):
-        # A function cannot pass on several views.
-        outputs.append(output.clone() if output._is_view() else output)
-    with torch.autograd._unsafe_preserve_version_counter(tuple(outputs)):
-        y, *after_again = _Again.apply(loop, len(outputs), *outputs, x_TBC, *state, *full_pass.parameters)
-    return y, tuple(after_again)
+    with ExitStack() as versions:
+        for output in (y, *after):
+            # A function cannot pass on several views.
+            outputs.append(output.clone() if output._is_view() else output)
+            # torch 2.6 takes one tensor at a time.
+            versions.enter_context(torch.autograd._unsafe_preserve_version_counter(outputs[-1]))
+        y, *last = _Again.apply(loop, len(outputs), *outputs, x_TBC, *state, *full_pass.parameters)
+    return y, tuple(last)
 
 
 class _Again(torch.autograd.Function):
