@@ -93,7 +93,7 @@ class Pretrained:
 
 
 def packaged(name: str) -> Path:
-    """Returns the directory of a trained network in the package: "characters" or "handwriting"."""
+    """Returns the directory of a trained network in the package: "characters", "handwriting" or "kanji"."""
     return PACKAGED / name
 
 

@@ -3,13 +3,12 @@
 Usage: %(prog)s
        %(prog)s --checkpoint checkpoints/ptb/checkpoint_best.pt --port 8080
 
-The page shows the packaged character language model and handwriting model. --checkpoint replaces the one of
-the same kind; give it twice to replace both. Only this machine can reach the page. Ctrl-C ends it.
+The page shows the packaged models of text, of handwriting and of Kanji, which are drawn without a text.
+--checkpoint replaces the one of the same kind, and may be repeated. Only this machine can reach the page.
+Ctrl-C ends it.
 """
 
-import os
 import socket
-from pathlib import Path
 
 from rhhn_fairseq.cli import character_models, write
 from rhhn_fairseq.cli.parsers import make_parser
@@ -46,6 +45,7 @@ def load_models(checkpoints: list[str], data: str | None):
         UsageError: a checkpoint cannot be read, two are of one kind, or one reads from right to left.
     """
     from rhhn_fairseq.demo.streams import Models
+    from rhhn_fairseq.saving import packaged
 
     paths: dict[str, str] = {}
     for path in checkpoints:
@@ -61,21 +61,16 @@ def load_models(checkpoints: list[str], data: str | None):
             f"--checkpoint {paths['characters']}: reads texts from right to left, and the page shows a text "
             "as it comes; `rhhn sample` draws from this model"
         )
-    return Models(characters, vocabulary, write.load(paths.get("strokes"))[0])
+    strokes = (write.load(paths.get(kind, packaged(kind)))[0] for kind in ("handwriting", "kanji"))
+    return Models(characters, vocabulary, *strokes)
 
 
 def kind_of(path: str) -> str:
-    """Returns whether a checkpoint holds a model of "characters" or of "strokes"."""
-    if os.path.isdir(path):
-        import rhhn_fairseq.nn  # noqa: F401  (the kinds that a directory may hold)
-        from rhhn_fairseq.saving import read_config
-
-        kind = read_config(Path(path))["kind"]
-        if kind not in ("characters", "strokes"):
-            raise UsageError(f"--checkpoint {path}: holds a {kind}, expected one of characters or strokes")
-        return kind
-
+    """Returns which packaged model a checkpoint replaces; "kanji" are drawn without a text."""
     import rhhn_fairseq.plugin  # noqa: F401  (what a checkpoint may hold)
     from rhhn_fairseq.models.loading import load_weights
 
-    return "strokes" if "statistics" in load_weights(path) else "characters"
+    weights = load_weights(path)
+    if "statistics" not in weights:
+        return "characters"
+    return "handwriting" if any("window" in name for name in weights) else "kanji"

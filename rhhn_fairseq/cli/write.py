@@ -2,6 +2,7 @@
 
 Usage: %(prog)s checkpoints/handwriting/checkpoint_best.pt --lines 3 --output written
        %(prog)s --pretrained --text "hello world" --bias 1
+       %(prog)s --pretrained kanji --lines 24 --points 40 --columns 8 --bias 0.5
 
 A model trained with --window writes the text of --text. --prime lets a model read a line first and continue
 in its hand. The colour of the strokes shows how much the weights of a main network changed at each step; the
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def main(argv=None) -> None:
     args = parse_arguments(argv)
-    if args.pretrained == (args.checkpoint is not None):
+    if (args.pretrained is None) == (args.checkpoint is None):
         raise UsageError("give either a checkpoint or --pretrained")
     if args.prime is None and (args.prime_text is not None or args.prime_points is not None):
         raise UsageError("--prime-text and --prime-points need the line to read: give --prime")
@@ -35,12 +36,13 @@ def main(argv=None) -> None:
 
     from rhhn_fairseq.generate.picture import MOST_COLUMNS, draw, output_paths
     from rhhn_fairseq.generate.strokes import WritingConfig, stroke_changes, write
+    from rhhn_fairseq.saving import packaged
 
     config = WritingConfig(args.lines, args.points, args.bias, args.temperature, args.seed)
     if not 1 <= args.columns <= MOST_COLUMNS:
         raise UsageError(f"--columns {args.columns}: choose from 1 to {MOST_COLUMNS}")
     paths = output_paths(args.output)
-    model, data = load(args.checkpoint)
+    model, data = load(args.checkpoint or packaged(args.pretrained))
     prime = None
     if args.prime is not None:
         prime = read_prime(args.prime, args.data or data, args.prime_text, args.prime_points, args.y_up)
@@ -58,13 +60,12 @@ def main(argv=None) -> None:
             print(f"not finished within --points: {line.text!r}", file=sys.stderr)
 
 
-def load(checkpoint: str | None):
-    """Loads the model, and its training's data directory if that is known; None is the packaged model."""
-    if checkpoint is None or os.path.isdir(checkpoint):
-        from rhhn_fairseq.nn import StrokeNetwork, packaged
+def load(checkpoint: str | Path):
+    """Loads the model, and its training's data directory if that is known."""
+    if os.path.isdir(checkpoint):
+        from rhhn_fairseq.nn import StrokeNetwork
 
-        source = packaged("handwriting") if checkpoint is None else checkpoint
-        return StrokeNetwork.from_pretrained(source), None
+        return StrokeNetwork.from_pretrained(checkpoint), None
 
     # fairseq is imported only for its own checkpoints.
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
@@ -118,7 +119,13 @@ def parse_arguments(argv):
     parser = make_parser("write", __doc__)
     add = parser.add_argument
     add("checkpoint", nargs="?", help="checkpoint of a handwriting model, or a directory of `rhhn convert`")
-    add("--pretrained", action="store_true", help="use the packaged model of Hershey fonts")
+    add(
+        "--pretrained",
+        nargs="?",
+        const="handwriting",
+        choices=["handwriting", "kanji"],
+        help="use the packaged model of Hershey fonts, or that of Kanji, which are drawn without a text",
+    )
     add(
         "--output",
         default="written",

@@ -1,4 +1,4 @@
-"""Serves the page and its data over HTTP: one file, and two streams of JSON, one object per line.
+"""Serves the page and its data over HTTP: one file, and three streams of JSON, one object per line.
 
 Only requests from pages of this server on this machine are answered. The header Host is checked, because a
 foreign name can be made to resolve to this machine (DNS rebinding). Origin and the content type are checked,
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from rhhn_fairseq.data.strokes.points import Line, from_strokes
-from rhhn_fairseq.demo.streams import Models, line_rows, measure, text_rows
+from rhhn_fairseq.demo.streams import Models, drawing_rows, line_rows, measure, text_rows
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
 from rhhn_fairseq.generate.characters import SamplingConfig
@@ -50,6 +50,7 @@ NUMBERS = {
     "text": {"temperature": (0, 2, False), "length": (1, 1000, True), "seed": SEED},
     "line": {"bias": (0, 5, False), "temperature": (0.1, 2, False), "seed": SEED},
 }
+NUMBERS["drawings"] = NUMBERS["line"] | {"count": (1, 12, True), "points": (5, 200, True)}
 
 
 def make_app(models: Models) -> Starlette:
@@ -70,7 +71,11 @@ def make_app(models: Models) -> Starlette:
 
     def line(fields: dict) -> Iterator[dict]:
         config = WritingConfig(**_numbers(fields, "line"))
-        return line_rows(models, _string(fields, "text"), config, _prime(fields))
+        return line_rows(models.handwriting, _string(fields, "text"), config, _prime(fields))
+
+    def drawings(fields: dict) -> Iterator[dict]:
+        given = _numbers(fields, "drawings")
+        return drawing_rows(models.kanji, given.pop("count"), WritingConfig(**given))
 
     def stream(rows_of: Callable[[dict], Iterator[dict]]):
         async def answer(request: Request) -> StreamingResponse:
@@ -86,6 +91,7 @@ def make_app(models: Models) -> Starlette:
         Route("/", page),
         Route("/text", stream(text), methods=["POST"]),
         Route("/line", stream(line), methods=["POST"]),
+        Route("/drawings", stream(drawings), methods=["POST"]),
     ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
     return Starlette(routes=routes, middleware=[hosts])

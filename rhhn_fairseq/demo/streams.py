@@ -5,7 +5,7 @@ Shapes: M matrices that a hypernetwork generates.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -23,16 +23,19 @@ from rhhn_fairseq.inspection.weights import shown
 
 # Lengths and prompts of the samples that measure a model's scale.
 MEASURED_SYMBOLS, MEASURED_POINTS = 200, 200
+# The measured drawings without a text, and their points.
+DRAWINGS, DRAWING = 4, 40
 PROMPT, LINE = "def ", "hello world"
 
 
 @dataclass(frozen=True)
 class Models:
-    """A character language model with its vocabulary, and a handwriting model; both on the CPU."""
+    """A character language model with its vocabulary, and models of strokes with and without texts."""
 
     characters: nn.Module
     vocabulary: CharVocabulary | WordVocabulary
-    strokes: nn.Module
+    handwriting: nn.Module
+    kanji: nn.Module
 
 
 @torch.no_grad()
@@ -73,9 +76,12 @@ def text_rows(models: Models, prompt: str, length: int, config: SamplingConfig) 
 
 
 def line_rows(
-    models: Models, text: str, config: WritingConfig, prime: Line | None = None
+    model: nn.Module, text: str | None, config: WritingConfig, prime: Line | None = None, number: int = 0
 ) -> Iterator[dict]:
     """Yields the rows of a line of handwriting, after those of a line ``prime`` that the model reads first.
+
+    Args:
+        text: None without a window. number: of the line among those of its seed.
 
     Yields:
         rows with an offset ``dx``, ``dy`` in the corpus's units, y downwards, whether the pen is lifted after
@@ -87,16 +93,14 @@ def line_rows(
         UsageError: the model does not know a character of the text, or the text is empty, or its window needs
             the text of the primed line.
     """
-    model = models.strokes
-    if model.window:
+    if text is not None:
         unknown = sorted(set(text) - set(model.symbols))
         if unknown:
             raise UsageError(f"the model cannot write {''.join(unknown)!r}, only {model.symbols!r}")
         if not text:
             raise UsageError("the line is empty: the model needs a text to write")
-    points, finished = [], not model.window
-    text = text if model.window else None
-    for point, changes, past in draw_points(model, config, text, prime):
+    points, finished = [], text is None
+    for point, changes, past in draw_points(model, config, text, prime, number):
         points.append(point)
         finished = finished or past
         dx, dy, pen = point.tolist()
@@ -111,14 +115,16 @@ def line_rows(
     yield {"stub": stub(line) + len(points) - len(drawn), "finished": finished}
 
 
+def drawing_rows(model: nn.Module, count: int, config: WritingConfig) -> Iterator[dict]:
+    """Yields the rows of ``count`` drawings without a text, each with its row ``stub`` at the end."""
+    return chain.from_iterable(line_rows(model, None, config, number=number) for number in range(count))
+
+
 def measure(models: Models) -> dict:
     """Returns what the page needs to know of the models: descriptions, matrix names, scales, first texts."""
     rows = list(text_rows(models, "", MEASURED_SYMBOLS, SamplingConfig(temperature=0.7)))
-    strokes, letters = models.strokes, models.strokes.symbols
+    letters = models.handwriting.symbols
     line = LINE if set(LINE) <= set(letters) else "".join(filter(str.isalpha, letters))[:8]
-    points = list(islice(line_rows(models, line, WritingConfig(bias=1.0)), MEASURED_POINTS))
-    x = np.cumsum([row["dx"] for row in points if "dx" in row])
-    y = np.cumsum([row["dy"] for row in points if "dy" in row])
     return {
         "text": {
             "model": _description(models.characters, models.vocabulary.corpus),
@@ -126,15 +132,28 @@ def measure(models: Models) -> dict:
             "limit": colour_limit(np.array([row["changes"] for row in rows])),
             "prompt": PROMPT if _knows(models.vocabulary, PROMPT) else "",
         },
-        "line": {
-            "model": _description(strokes),
-            "names": matrix_names(strokes),
-            "limit": colour_limit(np.array([row["change"] for row in points if "change" in row])),
-            "text": line if strokes.window else None,
-            "width": float(np.ptp(x)) / max(1, len(line)),
-            "top": float(y.min()),
-            "bottom": max(float(y.max()), float(y.min()) + 1.0),
-        },
+        "line": {"text": line} | _measure_strokes(models.handwriting, line),
+        "drawings": _measure_strokes(models.kanji, None),
+    }
+
+
+def _measure_strokes(model: nn.Module, text: str | None) -> dict:
+    """Returns the scale of colours, and the size of a letter or, without a text, of the largest drawing."""
+    config = WritingConfig(bias=1.0, points=DRAWING if text is None else None)
+    changes, left, right, top, bottom = [], 0.0, 0.0, 0.0, 1.0
+    for number in range(DRAWINGS if text is None else 1):
+        rows = list(islice(line_rows(model, text, config, number=number), MEASURED_POINTS))[:-1]
+        changes += [row["change"] for row in rows]
+        x, y = (np.cumsum([row[axis] for row in rows]) for axis in ("dx", "dy"))
+        left, right = min(left, x.min()), max(right, x.max())
+        top, bottom = min(top, y.min()), max(bottom, y.max())
+    return {
+        "model": _description(model),
+        "names": matrix_names(model),
+        "limit": colour_limit(np.array(changes)),
+        "width": float(right - left) / max(1, len(text or "")),
+        "top": float(top),
+        "bottom": float(bottom),
     }
 
 

@@ -128,6 +128,8 @@ def test_the_packaged_handwriting_model_answers_without_fairseq(tmp_path):
     written, changes = answer_without_fairseq("write", "--pretrained", *asked).splitlines()
     assert written == f"written: {tmp_path / 'hi.svg'}" and changes.startswith("the weights change by")
     assert (tmp_path / "hi.svg").stat().st_size > 1000
+    asked = ["--lines", 2, "--points", 30, "--no-changes", "--output", tmp_path / "kanji.svg"]
+    assert answer_without_fairseq("write", "--pretrained", "kanji", *asked).endswith("kanji.svg\n")
 
 
 def test_the_packaged_models_are_small():

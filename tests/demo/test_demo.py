@@ -38,6 +38,7 @@ from rhhn_fairseq.models.handwriting import HandwritingConfig
 ADDRESS = "http://127.0.0.1:8000"
 TEXT = {"prompt": "def ", "length": 20, "temperature": 0.5, "seed": 4}
 LINE = {"text": "hi", "bias": 0.5, "temperature": 1.0, "seed": 2}
+DRAWINGS = {"bias": 0.5, "temperature": 1.0, "seed": 2, "count": 2, "points": 30}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_the_text_is_that_of_sampling_and_its_changes_those_of_reading(client, m
 
 def test_the_line_is_that_of_writing(client, models):
     *rows, last = rows_of(client.post("/line", json=LINE))
-    (line,) = write_lines(models.strokes, WritingConfig(lines=1, bias=0.5, seed=2), ["hi"])
+    (line,) = write_lines(models.handwriting, WritingConfig(lines=1, bias=0.5, seed=2), ["hi"])
     # The last stroke belongs to a word that nobody asked for, and is not drawn.
     assert last == {"stub": len(rows) - len(line.points), "finished": True}
     found = np.array([[row["dx"], row["dy"], row["pen"]] for row in rows])
@@ -108,7 +109,7 @@ def test_a_drawn_line_is_read_before_writing(client, models):
     fields = LINE | {"prime": STROKES, "prime_text": "h "}
     rows = rows_of(client.post("/line", json=fields))[:-1]
     prime = Line("drawing", from_strokes(STROKES, "drawing"), "h")
-    (line,) = write_lines(models.strokes, WritingConfig(lines=1, bias=0.5, seed=2), ["hi"], prime)
+    (line,) = write_lines(models.handwriting, WritingConfig(lines=1, bias=0.5, seed=2), ["hi"], prime)
     found = np.array([[row["dx"], row["dy"], row["pen"]] for row in rows])
     np.testing.assert_allclose(found[:5], prime.points, rtol=1e-4, atol=1e-4)
     count = len(line.points) - 1
@@ -116,9 +117,20 @@ def test_a_drawn_line_is_read_before_writing(client, models):
     np.testing.assert_allclose(found[:count], line.points[:-1], rtol=1e-4, atol=1e-4)
 
 
+def test_drawings_are_those_of_writing_one_after_another(client, models):
+    rows = rows_of(client.post("/drawings", json=DRAWINGS))
+    lines = write_lines(models.kanji, WritingConfig(lines=2, points=30, bias=0.5, seed=2))
+    ends = [number for number, row in enumerate(rows) if "stub" in row]
+    assert ends == [31, 63] and all(rows[end]["finished"] for end in ends)
+    for line, drawn in zip(lines, (rows[:31], rows[32:63]), strict=True):
+        found = np.array([[row["dx"], row["dy"], row["pen"]] for row in drawn])
+        np.testing.assert_allclose(found[:-1], line.points[:-1], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "line"),
     [
+        ("drawings", {"count": 13}, "count: expected a whole number from 1 to 12"),
         ("text", {"prompt": "é"}, "the prompt has symbols the model does not know: ['é']"),
         ("text", {"prompt": "a" * 501}, "the prompt may have 500 characters"),
         ("text", {"temperature": float("nan")}, "temperature: expected a number from 0 to 2"),
@@ -131,7 +143,7 @@ def test_a_drawn_line_is_read_before_writing(client, models):
     ],
 )
 def test_mistakes_are_one_row(client, path, fields, line):
-    sent = json.dumps((TEXT if path == "text" else LINE) | fields)
+    sent = json.dumps({"text": TEXT, "line": LINE, "drawings": DRAWINGS}[path] | fields)
     response = client.post(f"/{path}", content=sent, headers={"Content-Type": "application/json"})
     (row,) = rows_of(response)
     assert row.keys() == {"error"} and row["error"].startswith(line) and "\n" not in row["error"]
@@ -183,33 +195,30 @@ def test_requests_are_answered_in_turn_and_a_reader_that_leaves_ends_its_own():
     assert log == ["a", "b", "b", "b"]
 
 
-def lstm_models(window: int = 0) -> Models:
-    """Untrained models whose weights do not change."""
-    return Models(*build_characters("lstm"), build_strokes("lstm", window))
-
-
-@pytest.mark.parametrize("window", [0, 2])
-def test_models_whose_weights_do_not_change(window):
-    models = lstm_models(window)
+def test_models_whose_weights_do_not_change():
+    models = Models(*build_characters("lstm"), build_strokes("lstm", 2), build_strokes("lstm"))
     about = measure(models)
-    assert about["text"]["names"] == [] and about["line"]["names"] == ()
-    assert about["text"]["prompt"] == "" and about["line"]["text"] == ("abcdeh" if window else None)
+    assert about["text"]["names"] == [] and about["line"]["names"] == about["drawings"]["names"] == ()
+    assert about["text"]["prompt"] == "" and about["line"]["text"] == "abcdeh"
     assert [row["changes"] for row in text_rows(models, "ab", 3, SamplingConfig())] == [[]] * 5
-    *rows, last = line_rows(models, "ab", WritingConfig(points=7))
-    assert len(rows) == 8 and {row["change"] for row in rows} == {0.0}
-    assert last["finished"] == (not window)
+    for model, text in ((models.handwriting, "ab"), (models.kanji, None)):
+        *rows, last = line_rows(model, text, WritingConfig(points=7))
+        assert len(rows) == 8 and {row["change"] for row in rows} == {0.0}
+        assert last["finished"] == (text is None)
 
 
 def test_checkpoints_take_the_place_of_the_packages_models(models, tmp_path):
-    paths = [str(nn.packaged(name)) for name in ("handwriting", "characters")]
-    assert [demo.kind_of(path) for path in paths] == ["strokes", "characters"]
+    kinds = ["handwriting", "characters", "kanji"]
+    paths = [str(nn.packaged(name)) for name in kinds]
+    assert [demo.kind_of(path) for path in paths] == kinds
     loaded = demo.load_models(paths, None)
-    for own, other in ((loaded.characters, models.characters), (loaded.strokes, models.strokes)):
-        assert all(torch.equal(a, b) for a, b in zip(own.parameters(), other.parameters(), strict=True))
-    with pytest.raises(UsageError, match="is of a model of strokes, as .*handwriting is"):
+    for kind in kinds:
+        pairs = zip(getattr(loaded, kind).parameters(), getattr(models, kind).parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    with pytest.raises(UsageError, match="is of a model of handwriting, as .*handwriting is"):
         demo.load_models(paths[:1] * 2, None)
     nn.LSTM(3, 4).save_pretrained(tmp_path / "layer")
-    with pytest.raises(UsageError, match="layer: holds a layer, expected one of characters or strokes"):
+    with pytest.raises(UsageError, match="layer holds LSTM, not CharacterNetwork"):
         demo.load_models([str(tmp_path / "layer")], None)
     with pytest.raises(UsageError, match="--data goes with a --checkpoint of a language model"):
         demo.load_models([], "data-bin/ptb")
@@ -222,7 +231,7 @@ def test_checkpoints_of_fairseq(tmp_path):
     config = HandwritingConfig(cell="lstm", hidden_size=8, mixtures=2)
     save_strokes(build_strokes("lstm"), config, tmp_path / "strokes.pt")
     models = demo.load_models([str(tmp_path / "strokes.pt"), str(tmp_path / "characters.pt")], None)
-    for own, other in ((models.characters, model), (models.strokes, build_strokes("lstm"))):
+    for own, other in ((models.characters, model), (models.kanji, build_strokes("lstm"))):
         assert all(torch.equal(a, b) for a, b in zip(own.parameters(), other.parameters(), strict=True))
     assert measure(models)["text"]["names"] == list("ifgo")
 
@@ -348,6 +357,15 @@ def test_the_page_in_a_browser(address, width, tmp_path):
         assert page.inner_text("#line .error") == ""
         page.click("#line [name=clear]")
         assert page.locator("#pad path").count() == 0 and page.is_disabled("#line [name=strokes]")
+
+        page.fill("#drawings [name=count]", "3")
+        page.fill("#drawings [name=points]", "20")
+        page.click("#drawings button.first")
+        page.locator("#drawings .status", has_text="3 drawings.").wait_for()
+        groups = page.locator("#drawings-result g[transform]")
+        assert groups.count() == 3
+        lefts = [groups.nth(number).bounding_box()["x"] for number in range(3)]
+        assert lefts == sorted(lefts) and groups.nth(0).locator("path").count() > 10
 
         page.fill("#line [name=text]", "hellö")
         page.click("#line button.first")
