@@ -23,9 +23,8 @@ def render(table: Table, records_dir: Path, pages: Path) -> Path:
     records, page = read_records(table, records_dir), pages / f"{table.name}.md"
     paragraphs = [f"# {table.title}", table.notes]
     if records:
-        paragraphs += [
-            "Ours is the mean over seeds, with the range. Trainings may have shared their machine."
-        ]
+        how = "Ours is the mean over seeds; in brackets, its difference from the paper, and the range."
+        paragraphs += [f"{how} Trainings may have shared their machine."]
     for scale in sorted({record.scale for record in records}, reverse=True):
         runs = [record for record in records if record.scale == scale]
         if scale < 1:
@@ -92,11 +91,11 @@ def _runs(table: Table, records: list[Record]) -> list[str]:
             paper = row.reported.get(name) if run.scale == 1 else None
             values = [record.figures[name] for record in group if name in record.figures]
             mean = sum(values) / len(values) if values else None
-            spread = [f"{min(values):{digits}} to {max(values):{digits}}"] if len(values) > 1 else []
-            spread += [f"{len(values)} of {len(group)} seeds"] if 0 < len(values) < len(group) else []
+            more = [] if None in (mean, paper) else [f"{mean - paper:+{digits}}"]
+            more += [f"{min(values):{digits}} to {max(values):{digits}}"] if len(values) > 1 else []
+            more += [f"{len(values)} of {len(group)} seeds"] if 0 < len(values) < len(group) else []
             cells[f"{name}: paper"] = _cell(paper, "g")
-            cells[f"{name}: ours"] = _cell(mean, digits) + (f" ({', '.join(spread)})" if spread else "")
-            cells[f"{name}: difference"] = "" if None in (mean, paper) else f"{mean - paper:+{digits}}"
+            cells[f"{name}: ours"] = _cell(mean, digits) + (f" ({', '.join(more)})" if more else "")
         cells |= {"seeds": f"{len(group)}", "epochs": f"{run.epochs:g}", "updates": f"{run.updates:,}"}
         if run.scale == 1:
             cells["hours"] = f"{sum(record.seconds for record in group) / len(group) / 3600:.2f}"
@@ -160,7 +159,7 @@ def _picture(table: Table, records: list[Record], scale: float, pages: Path) -> 
             curves.append(Curve(name, "valid", *map(list, zip(*points, strict=True))))
     if not any(len(curve.updates) > 1 for curve in curves):
         return ""
-    title, name = f"{table.title}{scaled}, validation during training", f"{table.name}{size}.png"
+    name = f"{table.name}{size}.png"
     with replace_file(pages / name, follow=False) as file:
-        file.write(plotting.encode(draw_curves(curves, metric, title), "png"))
+        file.write(plotting.encode(draw_curves(curves, metric, table.title + scaled), "png"))
     return f"![validation during training]({name})"
