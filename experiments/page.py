@@ -1,45 +1,42 @@
-"""The page of a table: the paper's figures, ours, what they cost, and the curves."""
+"""The page of a table: the paper's figures and ours, the curves, and what the other rows would cost."""
 
-import itertools
-import json
 from collections import defaultdict
-from collections.abc import Set
+from itertools import pairwise
 from pathlib import Path
 
-from experiments.plan import SCALING_RULE, recipe_of
+from experiments.plan import recipe_of
 from experiments.records import Cost, Record
 from experiments.tables import Row, Table
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import replace_file
+from rhhn_fairseq.files import read_json, replace_file
 from rhhn_fairseq.inspection import plotting
 from rhhn_fairseq.inspection.curves import Curve
 from rhhn_fairseq.inspection.pictures import draw_curves
-
-Group = tuple[str, float, str, int, tuple[str, ...]]
-"""Row, scale, type, updates, and options of fairseq-train beyond the row's."""
 
 
 def render(table: Table, records_dir: Path, pages: Path) -> Path:
     """Writes PAGES/TABLE.md and its pictures from the records in RECORDS_DIR; returns the page.
 
-    Raises:
-        UsageError: a record cannot be read, or a file cannot be written.
+    Raises UsageError if a record cannot be read, or a file cannot be written.
     """
     pages.mkdir(parents=True, exist_ok=True)
     records, page = read_records(table, records_dir), pages / f"{table.name}.md"
-    curves = _curves(table, records)
-    for scale, lines in curves.items():
-        scaled = "" if scale == 1 else f" scaled by {scale:g}"
-        title = f"{table.title}{scaled}, validation during training"
-        with replace_file(pages / _picture(table, scale), follow=False) as file:
-            file.write(plotting.encode(draw_curves(lines, table.scoring.metric, title), "png"))
+    paragraphs = [f"# {table.title}", table.notes]
+    if records:
+        how = "Ours is the mean over seeds; in brackets, its difference from the paper, and the range."
+        paragraphs += [f"{how} Trainings may have shared their machine."]
+    for scale in sorted({record.scale for record in records}, reverse=True):
+        runs = [record for record in records if record.scale == scale]
+        if scale < 1:
+            paragraphs += [
+                f"## Scaled by {scale:g}",
+                "This checks the order of the systems, not the figures.",
+            ]
+        paragraphs += [*_runs(table, runs), _picture(table, runs, scale, pages)]
+    paragraphs += [*_not_run(table, records, costs_of(records, records_dir)), *_provenance(table, records)]
     with replace_file(page, follow=False) as file:
-        file.write(text(table, records, costs_of(records, records_dir), set(curves)).encode("utf-8"))
+        file.write(("\n\n".join(filter(None, paragraphs)) + "\n").encode("utf-8"))
     return page
-
-
-def _picture(table: Table, scale: float) -> str:
-    return f"{table.name}.png" if scale == 1 else f"{table.name}-x{scale:g}.png"
 
 
 def read_records(table: Table, directory: Path) -> list[Record]:
@@ -54,96 +51,57 @@ def read_records(table: Table, directory: Path) -> list[Record]:
 
 def costs_of(records: list[Record], directory: Path) -> dict[str, Cost]:
     """Returns what an update takes, by row: as a run measured, else as a file of ``costs`` says."""
-    paths = sorted((directory / "costs").glob("*.json"))
-    costs = {path.stem: Cost(**json.loads(path.read_text())) for path in paths}
+    costs = {path.stem: Cost(**read_json(path)) for path in (directory / "costs").glob("*.json")}
     runs = {record.row: record for record in records if record.scale == 1}
     return costs | {name: cost for name, record in runs.items() if (cost := record.cost()) is not None}
 
 
-def text(table: Table, records: list[Record], costs: dict[str, Cost], pictured: Set[float]) -> str:
-    """Returns the page as Markdown.
+def _table(rows: list[dict[str, str]]) -> list[str]:
+    """Returns a table without its empty columns; values that all rows share stand above it."""
+    columns = {name: [row[name] for row in rows] for name in rows[0] if any(row[name] for row in rows)}
+    shared = {name: cells[0] for name, cells in columns.items() if len({*cells}) == 1 < len(cells)}
+    shared.pop("system", None)
+    shown = [name for name in columns if name not in shared]
+    lines = [f"| {' | '.join(shown)} |", "|" + "---|" * len(shown)]
+    lines += [f"| {' | '.join(row[name] for name in shown)} |" for row in rows]
+    above = "; ".join(f"{name} {value}" for name, value in shared.items())
+    return [f"In every row: {above}." if above else "", "\n".join(lines)]
 
-    Args:
-        pictured: the scales that have a picture.
-    """
-    lines = [f"# {table.title}", ""]
-    if table.notes:
-        lines += [table.notes, ""]
-    lines += [
-        "Read each row with its share of the paper's budget: below 100 %, it was trained for less than the "
-        "paper's model. Ours is the mean over seeds, with the range where there are several.",
-        "",
-    ]
+
+def _cell(value: float | None, spec: str, missing: str = "") -> str:
+    return missing if value is None else format(value, spec).replace("%", " %")
+
+
+def _machine(run: Record | Cost) -> str:
+    return f"{run.precision}, {run.device}" + (f", threads: {run.threads}" if run.threads else "")
+
+
+def _runs(table: Table, records: list[Record]) -> list[str]:
+    """Returns the table of the runs of one scale."""
     # Seeds that were trained with other options or for other budgets stand in rows of their own.
-    groups: dict[Group, list[Record]] = defaultdict(list)
-    for record in records:
-        options = tuple(record.options.get("extra", ()))
-        groups[record.row, record.scale, record.precision, record.updates, options].append(record)
-    for scale in sorted({1.0, *(record.scale for record in records)}, reverse=True):
-        members = {key: group for key, group in groups.items() if key[1] == scale}
-        rows = table.rows
-        if scale < 1:
-            rule = f"This checks the order of the systems, not the figures. The rule: {SCALING_RULE}."
-            lines += [f"## Scaled by {scale:g}", "", rule, ""]
-            rows = tuple(row for row in rows if any(key[0] == row.name for key in members))
-        lines += _table(table, members, rows) + [""]
-        if scale in pictured:
-            lines += [f"![validation during training]({_picture(table, scale)})", ""]
-    lines += _costs(table, records, costs)
-    if records:
-        lines += _provenance(table, records)
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _table(table: Table, groups: dict[Group, list[Record]], rows: tuple[Row, ...]) -> list[str]:
-    known = {name for row in rows for name in row.reported}
-    known |= {name for group in groups.values() for record in group for name in record.figures}
-    figures = [name for name, _, _ in table.scoring.figures() if name in known]
-    head = ["system", "parameters", *(f"{name}: paper | ours | difference" for name in figures)]
-    head += ["epochs", "updates", "hours", "share of the paper's budget", "type"]
-    columns = 2 + 3 * len(figures) + 5
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * columns]
-    for row in rows:
-        matching = [group for key, group in groups.items() if key[0] == row.name]
-        for group in matching or [[]]:
-            lines.append("| " + " | ".join(_cells(table, row, group, figures)) + " |")
-    return lines
-
-
-def _cells(table: Table, row: Row, group: list[Record], figures: list[str]) -> list[str]:
-    digits = table.scoring.decimals
-    count = next((record.parameters for record in group if record.parameters), row.parameters)
-    cells = [row.name, f"{count:,}"]
-    for name in figures:
-        paper = row.reported.get(name)
-        values = [record.figures[name] for record in group if name in record.figures]
-        cells.append("" if paper is None else f"{paper:g}")
-        if not values:
-            cells += ["", ""]
-            continue
-        mean = sum(values) / len(values)
-        spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f}, {len(values)} seeds)"
-        cells.append(f"{mean:.{digits}f}" + (spread if len(values) > 1 else ""))
-        cells.append("" if paper is None else f"{mean - paper:+.{digits}f}")
-    if not group:
-        return [*cells, "not run", "", "", "", ""]
-    last = group[0]
-    share = budget_share(row, last)
-    budget = "unknown" if share is None else _percent(share)
-    return [
-        *cells,
-        f"{last.epochs:g}",
-        f"{last.updates:,}",
-        f"{sum(record.seconds for record in group) / len(group) / 3600:.2f}",
-        # The epochs of a smaller training say nothing about the paper's budget.
-        "" if last.scale < 1 else budget,
-        last.precision,
-    ]
-
-
-def _percent(share: float) -> str:
-    """Returns a share in percent, with two digits below ten percent."""
-    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.2g} %"
+    groups: dict[tuple, list[Record]] = defaultdict(list)
+    for run in records:
+        groups[run.row, run.precision, run.updates, str(run.options.get("extra", []))].append(run)
+    rows, digits = [], f".{table.scoring.decimals}f"
+    for group in groups.values():
+        run, row = group[0], table.row(group[0].row)
+        cells = {"system": row.name, "parameters": f"{run.parameters or row.parameters:,}"}
+        for name, _, _ in table.scoring.figures():
+            # A smaller training says nothing about the paper's figures and budget.
+            paper = row.reported.get(name) if run.scale == 1 else None
+            values = [record.figures[name] for record in group if name in record.figures]
+            mean = sum(values) / len(values) if values else None
+            more = [] if None in (mean, paper) else [f"{mean - paper:+{digits}}"]
+            more += [f"{min(values):{digits}} to {max(values):{digits}}"] if len(values) > 1 else []
+            more += [f"{len(values)} of {len(group)} seeds"] if 0 < len(values) < len(group) else []
+            cells[f"{name}: paper"] = _cell(paper, "g")
+            cells[f"{name}: ours"] = _cell(mean, digits) + (f" ({', '.join(more)})" if more else "")
+        cells |= {"seeds": f"{len(group)}", "epochs": f"{run.epochs:g}", "updates": f"{run.updates:,}"}
+        if run.scale == 1:
+            cells["hours"] = f"{sum(record.seconds for record in group) / len(group) / 3600:.2f}"
+            cells["share of the paper's budget"] = _cell(budget_share(row, run), ".1%", "unknown")
+        rows.append(cells | {"type and machine": _machine(run)})
+    return _table(rows)
 
 
 def budget_share(row: Row, record: Record) -> float | None:
@@ -151,77 +109,57 @@ def budget_share(row: Row, record: Record) -> float | None:
 
     Updates of smaller batches than the row's count for less.
     """
-    if row.updates:
-        return record.updates * _share_of_batch(row, record) / row.updates
-    return record.epochs / row.epochs if row.epochs else None
+    if not row.updates:
+        return record.epochs / row.epochs if row.epochs else None
+    own, given = recipe_of(row)["batch_size"], dict(pairwise(record.options.get("extra", ())))
+    # A list is the number of batches in an update by epoch, of which the first counts.
+    batches = str(given.get("--update-freq", 1)).partition(",")[0]
+    return record.updates * int(given.get("--batch-size", own)) * int(batches) / own / row.updates
 
 
-def _share_of_batch(row: Row, record: Record) -> float:
-    """Returns the sequences of an update of a run over those of its row."""
-    own, words = recipe_of(row)["batch_size"], record.options.get("extra", [])
-    given = dict(itertools.pairwise(words))
-    try:
-        return int(given.get("--batch-size", own)) * int(given.get("--update-freq", 1)) / own
-    except ValueError:
-        return 1.0  # The number of batches in an update changes from epoch to epoch.
-
-
-def _costs(table: Table, records: list[Record], costs: dict[str, Cost]) -> list[str]:
-    """Returns what a row takes here, and what the paper's budget would, from measured seconds per update."""
-    done = {record.row: record for record in records if record.scale == 1}
-    head = ["system", "type and machine", "seconds per update", "updates per epoch", "hours per epoch"]
-    head += ["time for the rest of the paper's budget"]
-    lines = ["| " + " | ".join(head) + " |", "|---|---|---|---|---|---|"]
-    for row in table.rows:
-        if row.name not in costs:
-            continue
-        cost = costs[row.name]
-        epoch, seconds = cost.updates_per_epoch, cost.seconds_per_update
-        total = row.updates or (row.epochs * epoch if row.epochs and epoch else None)
-        if run := done.get(row.name):
-            total = row.updates / _share_of_batch(row, run) if row.updates else total
-        left = None if total is None else max(0, total - (run.updates if run else 0))
-        rest = "unknown" if left is None else f"{left * seconds / 3600:,.0f} hours"
-        hours = "" if epoch is None else f"{epoch * seconds / 3600:.2f}"
-        threads = {0: "", 1: ", 1 thread"}.get(cost.threads, f", {cost.threads} threads")
-        where = f"{cost.precision}, {cost.device}{threads}"
-        cells = [row.name, where, f"{seconds:.3g}", "" if epoch is None else f"{epoch:,}", hours, rest]
-        lines.append("| " + " | ".join(cells) + " |")
-    if len(lines) == 2:
-        return []
-    source = "Seconds per update are from a run's median epoch (with fewer than three epochs, their mean), "
-    source += "or the median of a few updates."
-    return ["## Cost", "", source, "", *lines, ""]
+def _not_run(table: Table, records: list[Record], costs: dict[str, Cost]) -> list[str]:
+    """Returns the rows without a run, and how long the paper's training would take by measured updates."""
+    run, rows = {record.row for record in records if record.scale == 1}, []
+    for row in (row for row in table.rows if row.name not in run):
+        cells = {"system": row.name, "parameters": f"{row.parameters:,}"}
+        for name, _, _ in table.scoring.figures():
+            cells[f"{name}: paper"] = _cell(row.reported.get(name), "g")
+        cost = costs.get(row.name)
+        epoch, seconds = (cost.updates_per_epoch, cost.seconds_per_update) if cost else (None, None)
+        total = seconds and (row.updates or (epoch and row.epochs and row.epochs * epoch))
+        cells["seconds per update"] = _cell(seconds, ".3g")
+        cells["hours per epoch"] = _cell(epoch and epoch * seconds / 3600, ".2f")
+        cells["hours for the paper's budget"] = _cell(total and total * seconds / 3600, ",.0f", "unknown")
+        rows.append(cells | {"type and machine": _machine(cost) if cost else ""})
+    return ["## Not run, with its cost", *_table(rows)] if rows else []
 
 
 def _provenance(table: Table, records: list[Record]) -> list[str]:
-    """Returns where the runs' commands, versions and curves are, and what is remarked on them."""
-    place = f"experiments/records/{table.name}/ROW-sSEED.json"
-    lines = ["## How it was made", ""]
-    lines += [f"Every run is a file `{place}` of the repository: its command, commit, versions and curve."]
-    lines += [f"`python -m experiments.reproduce {table.name} ROW --recipe published` runs it again.", ""]
+    """Returns the command, where the records are, and the remarks on runs up to their first semicolon."""
     remarked: dict[str, list[str]] = defaultdict(list)
     for record in records:
         # Text of the user's in the place of the table's.
         other = record.corpus if record.corpus.startswith("user text") else ""
-        remark = "; ".join(filter(None, [record.problem, other, " ".join(record.remark.split())]))
-        if remark:
-            remarked[remark].append(record.row)
-    return lines + [f"- {', '.join(dict.fromkeys(rows))}: {remark}" for remark, rows in remarked.items()]
+        remark = "; ".join(filter(None, [record.problem, other, record.remark.partition(";")[0]]))
+        remarked[" ".join(remark.split())].append(record.row)
+    remarks = [f"- {', '.join(dict.fromkeys(rows))}: {remark}" for remark, rows in remarked.items() if remark]
+    command = f"python -m experiments.reproduce {table.name} ROW{' --recipe published' if records else ''}"
+    how = f"`{command}` trains a row. Commands, curves and remarks: `experiments/records/{table.name}`."
+    return ["## How it was made", how, "\n".join(remarks)]
 
 
-def _curves(table: Table, records: list[Record]) -> dict[float, list[Curve]]:
-    """Returns the curves of the runs by their scale; no scale at which none has two points."""
-    curves: dict[float, list[Curve]] = defaultdict(list)
+def _picture(table: Table, records: list[Record], scale: float, pages: Path) -> str:
+    """Draws the curves of the runs of one scale; returns the picture's link, "" if no run has two points."""
+    metric, curves = table.scoring.metric, []
+    size, scaled = ("", "") if scale == 1 else (f"-x{scale:g}", f" scaled by {scale:g}")
     for record in records:
-        points = [
-            (entry["updates"], entry["valid"][table.scoring.metric])
-            for entry in record.curve
-            if table.scoring.metric in entry["valid"]
-        ]
+        points = [(e["updates"], e["valid"][metric]) for e in record.curve if metric in e["valid"]]
         if points:
-            size = "" if record.scale == 1 else f" x{record.scale:g}"
-            name = f"{record.row}{size}-s{record.seed}"
-            updates, values = [update for update, _ in points], [value for _, value in points]
-            curves[record.scale].append(Curve(name, "valid", updates, values))
-    return {scale: lines for scale, lines in curves.items() if any(len(line.updates) > 1 for line in lines)}
+            name = f"{record.row}{size.replace('-', ' ')}-s{record.seed}"
+            curves.append(Curve(name, "valid", *map(list, zip(*points, strict=True))))
+    if not any(len(curve.updates) > 1 for curve in curves):
+        return ""
+    name = f"{table.name}{size}.png"
+    with replace_file(pages / name, follow=False) as file:
+        file.write(plotting.encode(draw_curves(curves, metric, table.title + scaled), "png"))
+    return f"![validation during training]({name})"

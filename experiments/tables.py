@@ -1,15 +1,15 @@
 """The tables of the papers: their rows, what each reports, and how a row is trained and scored here.
 
-``tables.json`` holds them, with the source of each. Sizes and recipes are those of the architectures in
-``rhhn_fairseq.models``.
+``tables.json`` holds them, with their sources. Sizes and recipes are those of the architectures.
 """
 
-import json
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import read_json
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,15 @@ class Scoring:
     program: str
     metric: str
     unit: str
-    subsets: tuple[str, ...] = ("valid", "test")
-    protocols: tuple[str, ...] = ("",)
+    subsets: Sequence[str] = ("valid", "test")
+    protocols: Sequence[str] = ("",)
     decimals: int = 3
     options: Mapping[str, object] = field(default_factory=dict)
 
     def figures(self) -> list[tuple[str, str, str]]:
         """Returns the name, subset and protocol of every figure that a finished run has."""
-        return [
-            (" ".join(filter(None, (subset, self.metric, protocol))), subset, protocol)
-            for subset in self.subsets
-            for protocol in self.protocols
-        ]
+        pairs = itertools.product(self.subsets, self.protocols)
+        return [(f"{part} {self.metric} {protocol}".rstrip(), part, protocol) for part, protocol in pairs]
 
 
 @dataclass(frozen=True)
@@ -80,25 +77,16 @@ class Table:
     sources: str = ""
 
     def row(self, name: str) -> Row:
-        """Returns the row of this name.
-
-        Raises:
-            UsageError: the table has no such row.
-        """
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise UsageError(f"{self.name} has no row {name}, it has {', '.join(row.name for row in self.rows)}")
+        """Returns the row of this name. Raises UsageError if the table has no such row."""
+        rows = {row.name: row for row in self.rows}
+        if name not in rows:
+            raise UsageError(f"{self.name} has no row {name}, it has {', '.join(rows)}")
+        return rows[name]
 
 
-def _read() -> dict[str, Table]:
-    tables = {}
-    for values in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")):
-        lists = {name: tuple(value) for name, value in values["scoring"].items() if isinstance(value, list)}
-        scoring = Scoring(**values.pop("scoring") | lists)
-        rows = tuple(Row(**row) for row in values.pop("rows"))
-        tables[values["name"]] = Table(scoring=scoring, rows=rows, **values)
-    return tables
+def _read(values: dict) -> Table:
+    rows = tuple(Row(**row) for row in values["rows"])
+    return Table(**values | {"scoring": Scoring(**values["scoring"]), "rows": rows})
 
 
-TABLES = _read()
+TABLES = {values["name"]: _read(values) for values in read_json(Path(__file__).with_suffix(".json"))}

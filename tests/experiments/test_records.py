@@ -1,11 +1,12 @@
 """The record of a run: what is read from its log, its file, and the page of all records."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from experiments import page
-from experiments.records import Cost, Record
+from experiments.records import Cost, Record, write_json
 from experiments.tables import TABLES
 from rhhn_fairseq.errors import UsageError
 
@@ -46,16 +47,21 @@ def test_a_record_is_read_as_it_was_written(tmp_path, record):
 
 def test_the_page_shows_paper_ours_difference_and_cost(tmp_path, record):
     record.figures = {"valid bpc carry": 1.4, "test bpc carry": 1.4}
+    record.remark = "half the rate; the rest is in the record"
     record.save(tmp_path / "lstm_ptb-s1.json")
-    record.seed, record.figures = 2, {"valid bpc carry": 1.5, "test bpc carry": 1.5}
+    record.seed, record.figures = 2, {"valid bpc carry": 1.5}
     record.save(tmp_path / "lstm_ptb-s2.json")
     # Seeds of another budget or other options stand in rows of their own.
     record.seed, record.options = 3, {"extra": ["--lr", "0.1"]}
     record.save(tmp_path / "lstm_ptb-s3.json")
+    write_json(tmp_path / "costs" / "ln_lstm_ptb.json", asdict(Cost("", "float32", 36.0, 100, "a GPU", 0)))
     text = page.render(HA, tmp_path, tmp_path / "pages").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| lstm_ptb | 4,254,050 ")]
-    assert len(rows) == 2 and "| 1.347 | 1.450 (1.400 to 1.500, 2 seeds) | +0.103 |" in rows[0]
-    assert "| ln_hyperlstm_ptb | 4,923,154 | 1.281 |  |  | 1.25 |  |  | not run |" in text
+    rows = [line for line in text.splitlines() if line.startswith("| lstm_ptb ")]
+    assert len(rows) == 2 and "- lstm_ptb: half the rate\n" in text
+    figures = "1.450 (+0.103, 1.400 to 1.500) | 1.400 (+0.088, 1 of 2 seeds)"
+    assert rows[0] == f"| lstm_ptb | {figures} | 2 |"
+    assert "In every row: parameters 4,254,050; valid bpc carry: paper 1.347; " in text
+    assert "\n| ln_lstm_ptb | 4,264,050 | 1.3 | 1.267 | 36 | 1.00 | float32, a GPU |\n" in text
     record.row = "rnn_ptb"
     record.save(tmp_path / "rnn_ptb-s1.json")
     with pytest.raises(UsageError, match=r"rnn_ptb-s1\.json: ha-ptb has no row rnn_ptb"):
