@@ -59,6 +59,7 @@ def python_that_needs(option, path):
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("needed, then", [("--backends", "no-triton"), ("aten,reference", "plain")])
 def test_a_benchmark_that_fails_is_run_without_triton_and_then_without_graphs(needed, then, tmp_path):
     """Without Triton it would name aten+graphs between aten and reference."""
@@ -71,6 +72,7 @@ def test_a_benchmark_that_fails_is_run_without_triton_and_then_without_graphs(ne
     assert "triton" not in {row["backend"] for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_tests_without_a_gpu_fail(tmp_path):
     found = run(tmp_path, "tests")

@@ -52,6 +52,7 @@ def test_parts_of_a_training_step(tiny_corpus, tmp_path):
     assert not any(tmp_path.glob("checkpoints/*"))
 
 
+@pytest.mark.slow
 def test_too_short_a_training_is_reported(tiny_corpus, tmp_path):
     result = run("--", *lstm(tiny_corpus, tmp_path / "checkpoints", "--lr", 0.01, "--max-update", 2))
     assert result.returncode == 1

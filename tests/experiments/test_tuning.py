@@ -56,6 +56,7 @@ def _tune_one(corpus, directory, trials):
     return entry
 
 
+@pytest.mark.slow
 def test_a_search_that_is_resumed_is_the_same_search(corpus, tmp_path):
     whole = _tune_one(corpus, tmp_path / "whole", 3)
     first = _tune_one(corpus, tmp_path / "resumed", 1)

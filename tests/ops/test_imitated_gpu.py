@@ -103,6 +103,7 @@ def on_the_cpu(corpus, tmp_path_factory):
     return losses(corpus, tmp_path_factory.mktemp("cpu"), "--cpu")
 
 
+@pytest.mark.slow
 def test_training_and_generation(corpus, on_the_cpu, tmp_path):
     """By the programs, as a user would: the same on the CPU, and on the GPU with its graphs."""
     assert len(on_the_cpu) == 8 and on_the_cpu[-1] < 0.9 * on_the_cpu[0]
