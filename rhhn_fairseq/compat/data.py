@@ -198,6 +198,8 @@ def end_reading() -> None:
     stop_reading()
     for child in multiprocessing.active_children() if "fairseq_cli" in sys.modules else ():
         if child.daemon:
+            # torch's handler raises for a worker that a signal ends.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             child.kill()
 
 

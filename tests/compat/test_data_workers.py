@@ -67,7 +67,9 @@ subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
 
 @pytest.mark.slow
 def test_a_program_does_not_wait_for_a_worker_that_misses_its_signal():
-    subprocess.run([sys.executable, "-c", MISSES_ITS_SIGNAL], check=True, timeout=HANGS)
+    command = [sys.executable, "-c", MISSES_ITS_SIGNAL]
+    result = subprocess.run(command, check=True, timeout=HANGS, capture_output=True, text=True)
+    assert "error" not in result.stderr and "Traceback" not in result.stderr
 
 
 AFTER_TWO_UPDATES = '"num_updates": "2"'
