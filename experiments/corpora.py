@@ -15,19 +15,14 @@ from rhhn_fairseq.data.text.stream import open_stream
 from rhhn_fairseq.data.text.vocabulary import CHARACTERS, CharVocabulary
 from rhhn_fairseq.errors import UsageError
 
-# The name of a corpus for ``rhhn prepare``, None if nothing is prepared, and options.
-CORPORA: dict[str, tuple[str | None, tuple[str, ...]]] = {
-    "ptb": ("ptb", ()),
-    "enwik8": ("enwik8", ()),
-    # Ha et al. use the split of Graves 2013, which has no test set.
-    "iam-graves": ("iam", ("--protocol", "graves")),
-    "wmt14": ("wmt14-en-fr", ()),
-    "mnist": (None, ()),
-    "none": (None, ()),
+# What ``rhhn prepare`` is given for a corpus; the others are generated, or read as they are.
+# Ha et al. use the split of Graves 2013 of IAM-OnDB, which has no test set.
+CORPORA = {
+    "ptb": ("ptb",),
+    "enwik8": ("enwik8",),
+    "iam-graves": ("iam", "--protocol", "graves"),
+    "wmt14": ("wmt14-en-fr",),
 }
-# The user must say where their files are.
-LOCAL = ("iam-graves", "mnist")
-
 # The papers' form of a corpus that `rhhn prepare` also makes in others: by variant and by mode.
 FORMS = {"ptb": ("raw", "text"), "enwik8": (None, "bytes")}
 
@@ -42,32 +37,27 @@ def prepare(name: str, data: Path, from_dir: Path | None) -> Path | None:
     Raises:
         UsageError: the files are missing or are not those of the corpus, or it was prepared in another form.
     """
-    prepared, options = CORPORA[name]
     place = data / name
-    done = prepared and ((place / "dict.txt").exists() or (place / "manifest.json").exists())
-    if name in LOCAL and from_dir is None and not done:
-        raise UsageError(
-            f"--from-dir is not given: {name} cannot be downloaded, name the directory with its files"
-        )
-    if prepared is None:
-        return from_dir
-    if done:
-        if name in FORMS:
-            _check_form(name, place)
+    if (place / "dict.txt").exists() or (place / "manifest.json").exists():
+        _check_form(name, place)
         return place
+    if name not in CORPORA:
+        return from_dir
     source = [] if from_dir is None else ["--from-dir", str(from_dir)]
-    cli.main([prepared, *source, *options, "--dest", str(place)])
+    corpus, *options = CORPORA[name]
+    cli.main([corpus, *source, *options, "--dest", str(place)])
     return place
 
 
 def _check_form(name: str, place: Path) -> None:
     """Raises UsageError if a directory holds the corpus in another form than the papers'."""
+    if name not in FORMS:
+        return
     manifest = CHARACTERS.read(place) or {"request": {}}
     request, (variant, mode) = manifest["request"], FORMS[name]
-    options = request.get("options") or {}
-    same = options.get("variant", variant) == variant and request.get("mode", mode) == mode
+    given = (request.get("options") or {}).get("variant", variant), request.get("mode", mode)
     # Other text in its place serves to measure costs.
-    if request.get("corpus") == name and not same:
+    if request.get("corpus") == name and given != FORMS[name]:
         raise UsageError(
             f"{place}: holds {manifest['variant']}, not the text of the table; name another --data"
         )

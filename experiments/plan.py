@@ -13,13 +13,9 @@ from rhhn_fairseq.cli.describe import architecture_rows
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.programs import interpreter
 
-PRECISIONS = ("float32", "bfloat16")
 USER_DIR = str(Path(rhhn_fairseq.__file__).resolve().parent)
-WIDTHS = ("hidden_size", "hyper_size")
 # A scaled run keeps at least this width, batch and number of epochs.
-SMALLEST_WIDTH = 8
-SMALLEST_BATCH = 4
-FEWEST_EPOCHS = 4
+SMALLEST_WIDTH, SMALLEST_BATCH, FEWEST_EPOCHS = 8, 4, 4
 # The recipes of rows whose papers give no number of epochs say this or less.
 ASSUMED_EPOCHS = 100
 
@@ -52,17 +48,16 @@ class Run:
     def __post_init__(self):
         if not 0 < self.scale <= 1:
             raise UsageError(f"--scale {self.scale:g} is not in (0, 1]")
-        if self.scale < 1 and self.table.scoring.program == "generate":
-            raise UsageError(
-                f"--scale {self.scale:g}: {self.table.name} has no smaller form; docs/translation.md has "
-                "smaller systems and corpora"
-            )
 
     @property
     def name(self) -> str:
         """The run's name below its table: the row, the scale where it is not 1, and the seed."""
         size = "" if self.scale == 1 else f"-x{self.scale:g}"
         return f"{self.row.name}{size}-s{self.seed}"
+
+    def record(self, root: Path) -> Path:
+        """The place of the run's record below a directory of tables."""
+        return root / self.table.name / f"{self.name}.json"
 
     def options(self) -> dict[str, object]:
         """Returns the run's options of fairseq-train besides the recipe, without the data directory."""
@@ -82,56 +77,44 @@ def train_command(run: Run, place: Path | None, directory: Path, task: dict, dev
         place: the data directory. directory: the run's. task: options that follow from the corpus.
         device: ``cpu`` or ``cuda``.
     """
-    options = run.options() | task | {"save_dir": str(directory / "checkpoints"), "log_format": "json"}
-    if device == "cpu":
-        options["cpu"] = True
-    data = [] if place is None or "mnist_dir" in task else [str(place)]
-    return [*_program("train"), *data, *flags(options), *run.extra]
+    options = run.options() | task | {"save_dir": directory / "checkpoints", "log_format": "json"}
+    return [*program("train", place, options | {"cpu": device == "cpu"}), *run.extra]
 
 
 def evaluation_commands(run: Run, place: Path | None, directory: Path, device: str) -> dict[str, list[str]]:
     """Returns the command lines of a run's evaluations by the names of their figures."""
-    scoring = run.table.scoring
-    path = str(directory / "checkpoints" / "checkpoint_best.pt")
-    commands = {}
+    scoring, commands = run.table.scoring, {}
+    common = {"path": directory / "checkpoints" / "checkpoint_best.pt", "cpu": device == "cpu"}
     for figure, subset, protocol in scoring.figures():
-        where = [] if place is None or run.table.corpus == "mnist" else [str(place)]
-        options: dict[str, object] = {"path": path} | ({"cpu": True} if device == "cpu" else {})
-        if scoring.program == "eval_lm":
-            options |= {"gen_subset": subset, "protocol": protocol}
-        elif scoring.program == "validate":
-            options |= {"valid_subset": subset, "log_format": "json"}
-        else:
-            options |= {"gen_subset": subset, "remove_bpe": "sentencepiece", "scoring": "sacrebleu"}
-        options |= scoring.options
-        commands[figure] = [*_program(scoring.program), *where, *flags(options)]
+        own = {
+            "eval_lm": {"gen_subset": subset, "protocol": protocol},
+            "validate": {"valid_subset": subset, "log_format": "json"},
+            "generate": {"gen_subset": subset, "remove_bpe": "sentencepiece", "scoring": "sacrebleu"},
+        }
+        options = common | own[scoring.program] | scoring.options
+        commands[figure] = program(scoring.program, place, options)
     return commands
 
 
-def flags(options: dict[str, object]) -> list[str]:
-    """Returns options as they are typed: True is a flag alone, None and False are left out."""
-    words = []
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif value is not None and value is not False:
-            words += [flag, str(value)]
+def program(name: str, place: Path | None, options: dict[str, object]) -> list[str]:
+    """Returns the command line of a program of fairseq on the data in ``place``.
+
+    Of the options, True is a flag alone; None and False are left out.
+    """
+    words = interpreter("-m", f"fairseq_cli.{name}", "--user-dir", USER_DIR)
+    words += [] if place is None else [str(place)]
+    for option, value in options.items():
+        if value is not None and value is not False:
+            words.append("--" + option.replace("_", "-"))
+            words += [] if value is True else [str(value)]
     return words
-
-
-def _program(name: str) -> list[str]:
-    return interpreter("-m", f"fairseq_cli.{name}", "--user-dir", USER_DIR)
 
 
 def _scaled(row: Row, scale: float) -> dict[str, object]:
     """Returns the options of a smaller run, by ``SCALING_RULE``."""
     sizes, recipe = architecture_rows()[row.arch].options, recipe_of(row)
-    options: dict[str, object] = {
-        name: max(SMALLEST_WIDTH, 4 * math.floor(sizes[name] * scale / 4))
-        for name in WIDTHS
-        if sizes.get(name) is not None
-    }
+    widths = {name: sizes[name] for name in ("hidden_size", "hyper_size") if sizes.get(name) is not None}
+    options = {name: max(SMALLEST_WIDTH, 4 * math.floor(n * scale / 4)) for name, n in widths.items()}
     options["batch_size"] = max(SMALLEST_BATCH, round(recipe["batch_size"] * scale))
     epochs = row.epochs or recipe.get("max_epoch", ASSUMED_EPOCHS)
     options["max_epoch"] = max(FEWEST_EPOCHS, round(epochs * scale**2))

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import cpu_model
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_json, replace_file
 from rhhn_fairseq.inspection.training_logs import TRAIN, TRAIN_INNER, read_log
 
@@ -45,12 +44,10 @@ class Record:
     Attributes:
         state: ``training``, ``evaluating``, ``finished`` or ``failed``. problem: why it failed, else "".
         options: options of fairseq-train besides the architecture's recipe.
-        commands: the training's and the evaluations' command lines. stopped_by: ``epochs``, ``updates``,
-            ``hours`` or ``patience``; "" if the training has not ended, or has failed.
+        commands: the training's and the evaluations' command lines.
         parameters: the trained ones. updates, epochs: done; an epoch that was cut counts by its updates.
         updates_per_epoch: None if the log does not say. seconds: of the updates, without validation.
-        curve: one entry per epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``;
-            ``train`` is empty if the log lacks the epoch's line.
+        curve: one entry per epoch with ``epoch``, ``updates``, ``seconds``, ``train`` and ``valid``.
         figures: by the names of ``Scoring.figures``. threads: of torch on a CPU; 0 on a GPU.
         remark: what a reader needs to know about this run.
         corpus: what the data directory says that it holds; "" if it does not.
@@ -67,7 +64,6 @@ class Record:
     options: dict = field(default_factory=dict)
     budget: dict = field(default_factory=dict)
     commands: dict = field(default_factory=dict)
-    stopped_by: str = ""
     parameters: int | None = None
     updates: int = 0
     epochs: float = 0
@@ -88,17 +84,9 @@ class Record:
 
     @classmethod
     def load(cls, path: Path) -> "Record":
-        """Reads the record in a file.
-
-        Raises:
-            UsageError: the file is not a record.
-        """
-        values = read_json(path)
+        """Reads the record in a file; older ones say more."""
         names = {spec.name for spec in dataclasses.fields(cls)}
-        required = {"table", "row", "arch", "seed", "scale", "precision"}
-        if not isinstance(values, dict) or not required <= set(values):
-            raise UsageError(f"{path}: is no record of a run")
-        return cls(**{name: value for name, value in values.items() if name in names})
+        return cls(**{name: value for name, value in read_json(path).items() if name in names})
 
     def cost(self) -> Cost | None:
         """Returns what an update took; None before the first.
@@ -108,43 +96,39 @@ class Record:
         """
         if not self.updates or not self.seconds:
             return None
-        epoch = self.updates_per_epoch or (self.curve[0]["updates"] if self.curve else None)
         ends = [(0, 0.0), *((entry["updates"], entry["seconds"]) for entry in self.curve)]
         means = [(s - before) / (u - done) for (done, before), (u, s) in itertools.pairwise(ends)]
         seconds = statistics.median(means) if len(means) > 2 else self.seconds / self.updates
+        epoch = self.updates_per_epoch or (self.curve[0]["updates"] if self.curve else None)
         return Cost(self.row, self.precision, seconds, epoch, self.device, self.threads, self.remark)
 
     def read_curve(self, log: Path) -> None:
-        """Reads updates, epochs, seconds and curve from the training's log."""
-        records = read_log(log)
+        """Reads size, updates, epochs, seconds and curve from the training's log."""
+        records, text = read_log(log), log.read_text(errors="replace")
+        counts = (
+            re.findall(r": ([\d,]+) parameters; ", text),
+            re.findall(r"; ([\d,]+) updates an epoch", text),
+        )
+        self.parameters, self.updates_per_epoch = (
+            int(found[-1].replace(",", "")) if found else None for found in counts
+        )
         # An epoch that was cut and continued has two lines, of which the second counts all of its seconds.
         last_of = {record.epoch or -record.update: record for record in records if record.subset == TRAIN}
         ends = {record.update: record for record in last_of.values()}
-        inner = {record.update: record for record in records if record.subset == TRAIN_INNER}
         validations = [record for record in records if record.subset not in (TRAIN, TRAIN_INNER)]
         # Of several subsets, the one that fairseq validates first.
-        first = validations[0].subset if validations else None
-        valid = {record.update: record for record in validations if record.subset == first}
-        match = re.search(r"; ([\d,]+) updates an epoch", log.read_text(errors="replace"))
-        self.updates_per_epoch = int(match[1].replace(",", "")) if match else None
+        valid = {record.update: record for record in validations if record.subset == validations[0].subset}
         self.curve, seconds = [], 0.0
-
-        def own(record):
-            return {name: value for name, value in record.figures.items() if name not in MACHINE}
-
         for update in sorted(ends):
             seconds += ends[update].figures.get("train_wall", 0.0)
-            self.curve.append(
-                {
-                    "epoch": ends[update].epoch,
-                    "updates": update,
-                    "seconds": round(seconds, 1),
-                    "train": own(ends[update]),
-                    "valid": own(valid[update]) if update in valid else {},
-                }
-            )
+            entry = {"epoch": ends[update].epoch, "updates": update, "seconds": round(seconds, 1)}
+            for name, line in (("train", ends[update]), ("valid", valid.get(update))):
+                figures = line.figures if line else {}
+                entry[name] = {name: value for name, value in figures.items() if name not in MACHINE}
+            self.curve.append(entry)
         done = self.curve[-1]["updates"] if self.curve else 0
         # Lines within an epoch count from the line before.
+        inner = {record.update: record for record in records if record.subset == TRAIN_INNER}
         late = [record for update, record in sorted(inner.items()) if update > done]
         self.seconds = round(seconds + sum(record.figures.get("train_wall", 0.0) for record in late), 1)
         self.updates = max([done, *(record.update for record in late)])
@@ -157,8 +141,8 @@ def describe_machine(device: str) -> str:
     """Returns the name of the processor or GPU that trains."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    features = torch.cpu._is_amx_tile_supported() if hasattr(torch.cpu, "_is_amx_tile_supported") else False
-    return f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}{', AMX' if features else ''}"
+    features = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
+    return f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}{features}"
 
 
 def write_json(path: Path, values: dict) -> None:

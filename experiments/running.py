@@ -1,15 +1,14 @@
 """Executes a run: prepare, train, evaluate, record. Every step resumes where an earlier attempt stopped."""
 
 import ctypes
-import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
@@ -25,82 +24,44 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import lock, no_link
 from rhhn_fairseq.inspection.training_logs import TRAIN, parse_line
 
-logger = logging.getLogger(__name__)
-
-LOG = "train.log"
-EVALUATIONS = "evaluation.log"
-
 BPC = r"(\S+) bits per character, "
-_BLEU = r"BLEU4? = (\S+)"
-_PARAMETERS = re.compile(r": ([\d,]+) parameters; ")
-# linux/prctl.h
-_PR_SET_PDEATHSIG = 1
-_STOPS = {"num_updates": "updates", "cumulative_training_time": "hours", "early stop": "patience"}
 
 
-@dataclass(frozen=True)
-class Places:
-    """The directories of runs.
-
-    Attributes:
-        runs: checkpoints, logs and records. data: prepared corpora.
-        from_dir: the files of a corpus that is not downloaded.
-    """
-
-    runs: Path
-    data: Path
-    from_dir: Path | None = None
-
-    def run(self, run: Run) -> Path:
-        """The run's own directory."""
-        return self.runs / run.table.name / run.name
-
-    def record(self, run: Run) -> Path:
-        """The run's record; it becomes one of the repository's only by ``--record``."""
-        return self.runs / run.table.name / f"{run.name}.json"
-
-
-def execute(run: Run, places: Places, threads: int = 1, device: str = "cpu") -> Record:
-    """Executes what is left of a run and returns its record, which is finished or failed.
+def execute(run: Run, path: Path, args: Namespace) -> Record:
+    """Executes what is left of a run and returns its record, which is finished.
 
     A training that was stopped, by a signal or a power cut, resumes from its last checkpoint. A finished run
     with another budget is trained further and then evaluated again.
 
     Args:
-        threads: of torch on a CPU. device: ``cpu`` or ``cuda``.
+        path: of the record. Checkpoints and logs are in the directory of that name without ".json".
+        args: ``data``, ``from_dir``, ``device`` and ``threads`` (of torch on a CPU).
 
     Raises:
-        UsageError: the corpus is missing, or another process works on the run.
+        UsageError: the corpus is missing, another process works on the run, or a program failed.
     """
-    directory, path = places.run(run), places.record(run)
+    directory, scoring = path.with_suffix(""), run.table.scoring
     directory.mkdir(parents=True, exist_ok=True)
-    refusal = (
-        f"{directory}: another process works on this run; wait for it, or give another seed with --seeds"
-    )
+    refusal = f"{directory}: another process works on this run; wait for it, or give another --seeds"
     with lock(directory / ".lock", refusal):
-        record = _open_record(run, path, threads, device)
-        wanted = {name for name, _, _ in run.table.scoring.figures()}
-        if record.state == "finished" and wanted <= record.figures.keys():
+        record = open_record(run, path, args)
+        if record.state == "finished":
             return record
-        place = corpora.prepare(run.table.corpus, places.data, places.from_dir)
+        place = corpora.prepare(run.table.corpus, args.data, args.from_dir)
         task = corpora.task_options(run.table.corpus, place)
-        if run.table.scoring.program == "eval_lm":
+        if "mnist_dir" in task:
+            place = None
+        if scoring.program == "eval_lm":
             record.corpus = CharVocabulary.load(place).corpus or ""
             if run.scale < 1:
                 place = corpora.prepare_share(place, run.scale)
         if record.state in ("training", "failed"):
-            record.state, record.problem = "training", ""
-            command = plan.train_command(run, place, directory, task, device)
-            record.commands = {"train": shell_words(command)}
-            record.save(path)
-            _train(run, command, directory, record, path, threads)
-            record.save(path)
-            if record.state == "failed":
-                return record
-        for figure, command in plan.evaluation_commands(run, place, directory, device).items():
+            train(plan.train_command(run, place, directory, task, args.device), record, path, args.threads)
+        for figure, command in plan.evaluation_commands(run, place, directory, args.device).items():
             record.commands[figure] = shell_words(command)
             if figure not in record.figures:
-                record.figures[figure] = _evaluate(run, figure, command, directory, threads)
+                log = directory / "evaluation.log"
+                record.figures[figure] = evaluate(command, pattern_of(scoring), args.threads, log)
                 record.save(path)
         record.state = "finished"
         record.save(path)
@@ -113,8 +74,22 @@ def shell_words(command: list[str]) -> list[str]:
     return [names.get(word, word) for word in command if word != "-P"]
 
 
-def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
-    fresh = _new_record(run, threads, device)
+def open_record(run: Run, path: Path, args: Namespace) -> Record:
+    """Returns the record at ``path``, or a new one. Raises UsageError if that run had other options."""
+    fresh = Record(
+        table=run.table.name,
+        row=run.row.name,
+        arch=run.row.arch,
+        seed=run.seed,
+        scale=run.scale,
+        precision=run.precision,
+        options={**run.options(), **({"extra": list(run.extra)} if run.extra else {})},
+        budget=dict(run.budget),
+        commit=commit(),
+        versions=versions(*records.PACKAGES),
+        device=records.describe_machine(args.device),
+        threads=args.threads if args.device == "cpu" else 0,
+    )
     if not path.exists():
         return fresh
     record = Record.load(path)
@@ -134,136 +109,91 @@ def _open_record(run: Run, path: Path, threads: int, device: str) -> Record:
     return record
 
 
-def _new_record(run: Run, threads: int, device: str) -> Record:
-    return Record(
-        table=run.table.name,
-        row=run.row.name,
-        arch=run.row.arch,
-        seed=run.seed,
-        scale=run.scale,
-        precision=run.precision,
-        options={**run.options(), **({"extra": list(run.extra)} if run.extra else {})},
-        budget=dict(run.budget),
-        commit=commit(),
-        versions=versions(*records.PACKAGES),
-        device=records.describe_machine(device),
-        threads=threads if device == "cpu" else 0,
-    )
+def train(command: list[str], record: Record, path: Path, threads: int) -> None:
+    """Trains, and writes the record to ``path`` after every epoch, so a stopped run shows how far it got.
+
+    Raises:
+        UsageError: the training failed, which the record then says.
+    """
+    record.state, record.problem, record.commands = "training", "", {"train": shell_words(command)}
+    record.save(path)
+    log = path.with_suffix("") / "train.log"
+    try:
+        with tqdm(desc=f"{record.table} {path.stem}", unit=" updates", disable=None) as bar:
+            for line in output(command, threads, log):
+                if (figures := parse_line(line)) is not None:
+                    bar.n = figures.update
+                    bar.set_postfix_str(f"epoch {figures.epoch}")
+                    if figures.subset == TRAIN:
+                        record.read_curve(log)
+                        record.save(path)
+        record.read_curve(log)
+        record.state = "evaluating"
+    except UsageError as error:
+        record.state, record.problem = "failed", str(error)
+        raise
+    finally:
+        record.save(path)
 
 
-def _train(run: Run, command: list[str], directory: Path, record: Record, path: Path, threads: int) -> None:
-    """Trains, and writes the record to ``path`` after every epoch, so a stopped run shows how far it got."""
-    log = directory / LOG
-    last, before, trained = "", log.stat().st_size if log.exists() else 0, False
-    bar = tqdm(desc=f"{run.table.name} {run.name}", unit=" updates", disable=None, dynamic_ncols=True)
-    with open(log, "a", buffering=1, opener=no_link) as file, bar, Program(command, threads) as program:
-        for line in program:
-            file.write(line)
-            last = line.strip() or last
-            figures = parse_line(line)
-            if figures is not None:
-                trained = True
-                bar.n = figures.update
-                bar.set_postfix_str(f"epoch {figures.epoch}")
-                if figures.subset == TRAIN:
-                    record.read_curve(log)
-                    record.save(path)
-    content = log.read_bytes()
-    if counts := _PARAMETERS.findall(content.decode(errors="replace")):
-        record.parameters = int(counts[-1].replace(",", ""))
-    if program.status:
-        record.state, record.problem = "failed", last or f"fairseq-train ended with status {program.status}"
-        record.stopped_by = ""
-        with suppress(UsageError):
-            record.read_curve(log)
-        return
-    # What ended this training, and not an earlier one in the same log, unless nothing was left to train.
-    record.stopped_by = _stop(content[before if trained else 0 :].decode(errors="replace"))
-    record.read_curve(log)
-    record.state = "evaluating"
+def pattern_of(scoring: Scoring) -> str:
+    """Returns a regular expression of a figure in what an evaluation prints."""
+    # fairseq-validate's lines lack the number of updates by which logs of trainings are read.
+    validated = rf'"\w+_{scoring.metric}": "([^"]+)"'
+    return {"eval_lm": BPC, "generate": r"BLEU4? = (\S+)", "validate": validated}[scoring.program]
 
 
-def _evaluate(run: Run, figure: str, command: list[str], directory: Path, threads: int) -> float:
-    """Computes one figure of a trained model.
+def evaluate(command: list[str], pattern: str, threads: int, log: Path) -> float:
+    """Runs an evaluation and returns the last figure that it prints.
 
     Raises:
         UsageError: the program failed, or printed no such figure.
     """
-    logger.info("%s %s: %s", run.table.name, run.name, figure)
-    with Program(command, threads) as program:
-        text = "".join(program)
-    with open(directory / EVALUATIONS, "a", opener=no_link) as file:
-        file.write(f"{figure}: {' '.join(shell_words(command))}\n{text}\n")
-    value = None if program.status else _read_figure(run.table.scoring, text)
-    if value is None:
-        lines = text.strip().splitlines() or [f"ended with status {program.status}"]
-        raise UsageError(f"{directory / EVALUATIONS}: no {figure}: {lines[-1]}")
-    return value
+    figures = re.findall(pattern, "".join(output(command, threads, log)))
+    if not figures:
+        raise UsageError(f"{log}: has no figure")
+    return float(figures[-1])
 
 
-def _read_figure(scoring: Scoring, text: str) -> float | None:
-    """Returns the figure in what an evaluation printed; None if there is none."""
-    # fairseq-validate's lines lack the number of updates by which logs of trainings are read.
-    patterns = {"eval_lm": BPC, "generate": _BLEU, "validate": rf'"\w+_{scoring.metric}": "([^"]+)"'}
-    matches = re.findall(patterns[scoring.program], text)
-    return float(matches[-1]) if matches else None
+def output(command: list[str], threads: int, log: Path) -> Iterator[str]:
+    """Runs a program of fairseq, and yields the lines that it prints, which a log gets too.
 
+    However this process ends, the program then ends too and saves what it has.
 
-class Program:
-    """A program of fairseq and the lines that it prints; use it once, in ``with``.
-
-    However this process ends, the program then ends too and saves what it has. Ctrl-C and SIGTERM reach it
-    through ``__exit__``.
-
-    Attributes:
-        status: the exit status after ``with``.
+    Raises:
+        UsageError: the program failed, with the last line that it printed.
     """
-
-    def __init__(self, command: list[str], threads: int):
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-        self._process = subprocess.Popen(
+    with (
+        open(log, "a", buffering=1, opener=no_link) as file,
+        subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env=environment,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"},
             # A terminal's Ctrl-C goes to this process alone, which passes on one signal.
-            start_new_session=True,
+            process_group=0,
             preexec_fn=_follow_parent,
-        )
-        self.status = 0
-
-    def __enter__(self) -> "Program":
-        return self
-
-    def __iter__(self) -> Iterator[str]:
-        assert self._process.stdout is not None
-        yield from self._process.stdout
-
-    def __exit__(self, kind, *details) -> None:
-        if kind is not None:
-            self._process.send_signal(signal.SIGTERM)
-        self.status = self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        ) as program,
+    ):
+        last = ""
+        try:
+            for line in program.stdout:
+                file.write(line)
+                last = line.strip() or last
+                yield line
+        except BaseException:
+            program.terminate()
+            raise
+        finally:
+            status = program.wait()
+    if status:
+        raise UsageError(last.removeprefix("error: ") or f"{log}: the program ended with status {status}")
 
 
 def _follow_parent() -> None:
-    """Makes the program end with its parent, so that no training runs unrecorded, and share its priority.
-
-    Linux schedules sessions of processes as groups, so a new session needs the parent's nice value itself.
-    """
+    """Makes the program end with its parent, so that no training runs unrecorded; on Linux."""
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(os.nice(0)))
-
-
-def _stop(text: str) -> str:
-    """Returns what ended the training, from fairseq's own words in its log."""
-    for line in reversed(text.splitlines()):
-        if "Stopping training due to" in line or "early stop since" in line:
-            return next((stop for words, stop in _STOPS.items() if words in line), "epochs")
-    return "epochs"
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG of linux/prctl.h

@@ -7,9 +7,7 @@ WEIGHTS is a state dict of jsuarez5341/Recurrent-Highway-Hypernetworks-NIPS, FIL
 characters to indices beside it. No code in either is run.
 """
 
-import argparse
 import ast
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,18 +19,16 @@ from torch import Tensor
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq.cli import running
 from rhhn_fairseq.cli.convert import new_checkpoint
-from rhhn_fairseq.compat.checkpoints import check_file, write
+from rhhn_fairseq.cli.parsers import make_parser
+from rhhn_fairseq.compat.checkpoints import write
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import check_output, open_regular, read_regular
-from rhhn_fairseq.saving import weight_problem
+from rhhn_fairseq.files import check_output
 from rhhn_fairseq.tasks.char_lm import CharLMTask
-
-LARGEST_VOCABULARY_FILE = 1 << 20
 
 
 def main(argv=None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.suarez", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = make_parser("", __doc__)
+    parser.prog = "python -m experiments.suarez"
     parser.add_argument("weights", metavar="WEIGHTS", help="the author's state dict")
     parser.add_argument("vocabulary", metavar="FILE", help="the author's dictionary of characters")
     parser.add_argument("--data", required=True, metavar="DIR", help="directory of the prepared corpus")
@@ -55,14 +51,14 @@ def from_author(weights: str | Path, vocabulary: str | Path, data: str | Path) -
 
     Args:
         weights: the state dict. vocabulary: the dictionary of characters, a Python literal.
-        data: the directory of the corpus, prepared with ``rhhn prepare``.
+        data: the directory of the corpus, prepared with ``rhhn prepare ptb --variant raw``.
 
     Raises:
-        UsageError: the files hold something else, weights that are not finite, or other characters than the
-            data. RuntimeError: the weights are of no such model.
+        UsageError: the weights are no such model's. KeyError: characters of the data are not in the
+            dictionary. RuntimeError: the weights have other shapes.
     """
-    state = read_state_dict(weights)
-    table = ast.literal_eval(read_regular(vocabulary, LARGEST_VOCABULARY_FILE).decode("utf-8").strip())
+    state = dict(torch.load(weights, map_location="cpu", weights_only=True))
+    table = ast.literal_eval(Path(vocabulary).read_text(encoding="utf-8").strip())
     if sorted(table.values()) != list(range(len(state["embed.weight"]))):
         raise UsageError(f"{vocabulary}: its indices are not 0 to {len(state['embed.weight']) - 1}")
     hyper = "cell.upscaleProj.0.weight" in state
@@ -77,11 +73,6 @@ def from_author(weights: str | Path, vocabulary: str | Path, data: str | Path) -
     cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, arguments))
     task = CharLMTask.setup_task(cfg.task)
     symbols = ["\n"] * task.vocabulary.newline_occurs + list(task.vocabulary.symbols)
-    if set(symbols) != set(table):
-        raise UsageError(
-            f"{vocabulary} and {data} differ in {sorted(set(symbols) ^ set(table))[:8]}; prepare the corpus "
-            "with rhhn prepare ptb --variant raw"
-        )
     model = task.build_model(cfg.model)
     converted = rename(state, [table[symbol] for symbol in symbols], depth)
     if state:
@@ -89,19 +80,6 @@ def from_author(weights: str | Path, vocabulary: str | Path, data: str | Path) -
     model.load_state_dict(converted | {"symbol_codes": model.symbol_codes})
     cfg = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     return new_checkpoint(cfg, model.state_dict(), task.state_dict())
-
-
-def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """Reads tensors by name without running any code; UsageError for anything else and for other numbers."""
-    with open_regular(path) as file:
-        check_file(str(path), file)
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(state, Mapping) or not {"embed.weight", "unembed.weight"} <= state.keys():
-        raise UsageError(f"{path}: is no model of jsuarez5341/Recurrent-Highway-Hypernetworks-NIPS")
-    for name, weight in state.items():
-        if problem := weight_problem(name, weight):
-            raise UsageError(f"{path}: {name} {problem}")
-    return dict(state)
 
 
 def rename(state: dict[str, Tensor], order: list[int], depth: int) -> dict[str, Tensor]:

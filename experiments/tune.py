@@ -9,38 +9,180 @@ systems and trials to it. The table and its data are comparison.md and compariso
 """
 
 import argparse
+import bisect
+import dataclasses
 import math
-import re
 import shlex
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import optuna
-import optuna.storages.journal
-from tqdm import tqdm
+import torch
+import torch.nn.functional as F
+from fairseq import options as fairseq_options
+from optuna.distributions import BaseDistribution
+from optuna.distributions import CategoricalDistribution as Choice
+from optuna.distributions import FloatDistribution as Real
+from optuna.distributions import IntDistribution as Whole
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+from tabulate import tabulate
+from torch.utils.benchmark import Timer
 
+import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from benchmarks.machine import commit
-from experiments import records
-from experiments.plan import USER_DIR, flags
-from experiments.running import BPC, Program
-from experiments.systems import START, System, build, seconds_per_update, width_of
+from experiments import records, running
+from experiments.plan import program
+from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.cli.describe import count_parameters
-from rhhn_fairseq.cli.parsers import StrictParser
+from rhhn_fairseq.cli.parsers import make_parser
 from rhhn_fairseq.data.common.manifest import versions
 from rhhn_fairseq.data.text.words import load_vocabulary
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.files import lock, no_link, replace_file
+from rhhn_fairseq.files import lock
 from rhhn_fairseq.inspection.training_logs import parse_line
-from rhhn_fairseq.programs import interpreter
+from rhhn_fairseq.models.char_lm import CharLM, CharLMConfig
+from rhhn_fairseq.models.char_lm_table import BASE_RECIPE
 
-FEWEST_UPDATES = 2
+# Widths are multiples of this, as processors' vectors are.
+WIDTH_STEP, WIDEST = 4, 8192
+TIMED_UPDATES = 5
 RANDOM_TRIALS = 10
 """Trials before Optuna's TPE takes over from random search; its own default."""
+
+# By the names of fairseq-train's options. Those of cells apply to the cells that have them.
+SPACE: dict[str, BaseDistribution] = {
+    "lr": Real(5e-4, 1e-2, log=True),
+    "batch_size": Choice((16, 32, 64)),
+    "output_dropout": Real(0.0, 0.3),
+    "layers": Whole(1, 2),
+    "rhn_depth": Whole(1, 4),
+    "hyper_size": Choice((32, 64, 128)),
+    "recurrent_dropout": Real(0.0, 0.3),
+    "zoneout": Real(0.0, 0.2),
+}
+# The values of the first trial.
+START = {"lr": 3e-3, "batch_size": 32, "output_dropout": 0.0, "layers": 1}
+START |= {"rhn_depth": 2, "hyper_size": 64, "recurrent_dropout": 0.0, "zoneout": 0.0}
+
+
+@dataclass(frozen=True)
+class System:
+    """A cell, with the options that are not searched.
+
+    Attributes:
+        name: the text that ``parse`` reads. options: of ``fairseq-train --arch char_lm``, by name.
+    """
+
+    name: str
+    cell: str
+    options: dict
+
+    @classmethod
+    def parse(cls, text: str) -> "System":
+        """Reads ``CELL`` or ``CELL:option=value,option=value``.
+
+        Raises:
+            UsageError: no such cell or option, or a value that cannot work.
+        """
+        cell, _, rest = text.partition(":")
+        if cell not in CELLS:
+            raise UsageError(f"{text}: no cell {cell!r}, choose from {', '.join(sorted(CELLS))}")
+        words = [f"--{word}" for word in rest.split(",") if word]
+        line, parser = (
+            [".", "--arch", "char_lm", "--cell", cell, *words],
+            fairseq_options.get_training_parser(),
+        )
+        given = vars(fairseq_options.parse_args_and_arch(parser, line))
+        options = {}
+        for word in words:
+            name = word.partition("=")[0].strip("-").replace("-", "_")
+            options[name] = given[name][0] if isinstance(given[name], list) else given[name]
+        system = cls(text, cell, options)
+        # Wide enough for any hypernetwork. An option that the cell does not have is refused here.
+        first = {"cell": cell} | {name: START[name] for name in system.space()} | options
+        width = WIDTH_STEP * first.get("hyper_size", 1)
+        build(first | {"hidden_size": width}, vocab_size=2, device="meta")
+        return system
+
+    def space(self) -> dict[str, BaseDistribution]:
+        """Returns what is searched: options of every model, and those of SPACE that the cell has.
+
+        Depth means the cell's own, if it has one, else layers; of the cell's dropouts, one is searched.
+        """
+        known = cell_options(self.cell)
+        if self.cell == "hyper":
+            main = cell_options(self.options.get("main_cell", known["main_cell"]))
+            known = {name: known[name] for name in known if name.startswith("hyper_") or name in main}
+        names = ["lr", "batch_size", "output_dropout", "rhn_depth" if "rhn_depth" in known else "layers"]
+        names += ["hyper_size"] if "hyper_size" in known else []
+        names += next(([name] for name in ("recurrent_dropout", "zoneout") if name in known), [])
+        space = {name: SPACE[name] for name in names if name not in self.options}
+        if self.cell == "grid_rhn" and "rhn_depth" in space:
+            # It has at least two layers.
+            space["rhn_depth"] = Whole(2, SPACE["rhn_depth"].high)
+        return space
+
+
+def build(options: dict, vocab_size: int, device: str = "cpu") -> CharLM:
+    """Returns a model with these options of fairseq-train and random weights."""
+    fields = {spec.name for spec in dataclasses.fields(CharLMConfig)}
+    config = CharLMConfig(**{name: value for name, value in options.items() if name in fields})
+    with torch.device(device):
+        return CharLM.for_vocabulary(config, vocab_size)
+
+
+def width_of(options: dict, parameters: int, vocab_size: int) -> int:
+    """Returns the largest hidden size, a multiple of 4, with at most this many parameters.
+
+    Raises:
+        UsageError: the smallest model has more.
+    """
+
+    def count(width):
+        return count_parameters(build(options | {"hidden_size": width}, vocab_size, "meta"))
+
+    smallest = max(WIDTH_STEP, -(-options.get("hyper_size", 1) // WIDTH_STEP) * WIDTH_STEP)
+    widths = range(smallest, WIDEST + 1, WIDTH_STEP)
+    if count(smallest) > parameters:
+        raise UsageError(
+            f"--parameters {parameters:,}: {options['cell']} of width {smallest} has "
+            f"{count(smallest):,} already"
+        )
+    return widths[bisect.bisect_right(widths, parameters, key=count) - 1]
+
+
+def seconds_per_update(options: dict, vocab_size: int, length: int) -> float:
+    """Returns the processor time of one update on random text, the mean of a few, in seconds per thread.
+
+    Processor time, because other programs may share the machine; one update is forward, backward and Adam.
+
+    Args:
+        length: symbols that each of ``batch_size`` lanes reads.
+    """
+    torch.manual_seed(0)
+    model = build(options, vocab_size).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    entries = torch.randint(4, 4 + vocab_size, (options["batch_size"], length + 1))
+
+    def update():
+        logits, _ = model(entries[:, :-1])
+        optimizer.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), entries[:, 1:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), BASE_RECIPE["clip_norm"])
+        optimizer.step()
+
+    threads = torch.get_num_threads()
+    timer = Timer("update()", globals={"update": update}, timer=time.process_time, num_threads=threads)
+    # Two more before these also set up memory and compiled code.
+    return timer.timeit(TIMED_UPDATES).mean / threads
 
 
 class Tuning:
@@ -52,32 +194,19 @@ class Tuning:
 
     A trial is a dictionary: ``options`` of fairseq-train, ``parameters``, ``updates``,
     ``seconds_per_update``, ``bpc`` (valid, ``carry:32``; None if it failed) and ``problem``.
-
-    Raises:
-        UsageError: the directory's trials had other settings.
     """
 
     def __init__(self, system: System, args: argparse.Namespace, vocab_size: int):
         self.system, self.args, self.vocab_size = system, args, vocab_size
-        self.directory = args.directory / re.sub(r"[^A-Za-z0-9_.=-]+", "_", system.name)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        file = optuna.storages.journal.JournalFileBackend(str(self.directory / "trials.log"))
-        self.study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(file), study_name=system.name, load_if_exists=True
-        )
-        names = ("parameters", "seconds" if args.symbols is None else "symbols", "length", "seed", "data")
-        settings = {name: getattr(args, name) for name in names} | {"data": str(args.data)}
-        stored = self.study.user_attrs.get("settings", settings)
-        if changed := ", ".join(f"{key} {stored[key]}" for key in stored if stored[key] != settings.get(key)):
-            raise UsageError(
-                f"{self.directory}: its trials have {changed}; give the same or another --directory"
-            )
-        self.study.set_user_attr("settings", settings)
+        budget = f"{args.seconds:g} s" if args.symbols is None else f"{args.symbols} symbols"
+        # With other settings, another search begins in the same file.
+        name = f"{system.name} of {args.parameters}, {budget}, {args.length}, {args.seed}, {args.data}"
+        self.log = args.directory / f"{system.name}.log"
+        storage = JournalStorage(JournalFileBackend(str(args.directory / "trials.log")))
+        self.study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
         # A trial that was stopped is made again, with its options.
-        state = optuna.trial.TrialState
-        for trial in self.study.get_trials(states=(state.RUNNING,)):
-            self.study.tell(trial.number, state=state.FAIL)
+        for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
+            self.study.tell(trial.number, state=TrialState.FAIL)
             self.study.enqueue_trial(trial.params)
         if not self.study.trials:
             self.study.enqueue_trial({name: START[name] for name in system.space()})
@@ -88,22 +217,20 @@ class Tuning:
 
     def best(self) -> dict | None:
         """Returns the trial with the fewest bits per character; None if all failed."""
-        return min((t for t in self.trials() if t["bpc"] is not None), key=lambda t: t["bpc"], default=None)
+        return min((t for t in self.trials() if t["bpc"] is not None), key=_bpc, default=None)
 
-    def run(self, show: Callable[[dict], None]) -> None:
-        """Runs the remaining trials, and calls ``show`` after each."""
-        while len(self.trials()) < self.args.trials:
+    def run(self) -> None:
+        """Runs the remaining trials, and prints the outcome of each."""
+        while (count := len(self.trials())) < self.args.trials:
             # A search that is resumed draws what an uninterrupted one would have drawn.
-            seed = np.random.SeedSequence([self.args.seed, len(self.trials())]).generate_state(1)
-            sampler = optuna.samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, seed=int(seed[0]))
-            self.study.sampler = sampler
+            seed = np.random.SeedSequence([self.args.seed, count]).generate_state(1)
+            self.study.sampler = optuna.samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, seed=int(seed[0]))
             trial = self.study.ask(self.system.space())
-            options = {"cell": self.system.cell} | self.system.options | trial.params
-            done = self._train(options, self.args.seed, self.directory / f"trial-{trial.number}.log")
+            done = self._try({"cell": self.system.cell} | self.system.options | trial.params)
             trial.set_user_attr("trial", done)
-            failed = optuna.trial.TrialState.FAIL if done["bpc"] is None else None
-            self.study.tell(trial, done["bpc"], state=failed)
-            show(done)
+            self.study.tell(trial, done["bpc"], state=TrialState.FAIL if done["bpc"] is None else None)
+            outcome = done["problem"] or f"valid {done['bpc']} bpc"
+            print(f"{self.system.name}, trial {count + 1} of {self.args.trials}: {outcome}", flush=True)
 
     def repeat(self, trial: dict, seed: int) -> dict:
         """Trains a trial's options with another seed, and scores the model on the test split too.
@@ -114,73 +241,49 @@ class Tuning:
         """
         figures = self.study.user_attrs.get(f"seed {seed}", {})
         if figures.get("options") != trial["options"]:
-            directory = self.directory / f"seed-{seed}"
-            directory.mkdir(exist_ok=True)
-            # Left by an earlier trial, or by one that was stopped; fairseq would resume, or refuse to start.
-            for left in directory.glob("checkpoint*.pt"):
-                left.unlink()
-            done = self._train(trial["options"], seed, directory / "train.log", directory, trial)
-            figures = {"seed": seed, "options": trial["options"]}
-            if done["bpc"] is None:
-                figures["problem"] = done["problem"]
-            else:
-                figures |= {"valid": done["bpc"], "test": self._score(directory)}
+            with tempfile.TemporaryDirectory(dir=self.args.directory) as place:
+                saving = {"save_dir": place, "no_last_checkpoints": True, "no_save_optimizer_state": True}
+                done = self._train(trial["options"] | saving, seed, trial["updates"])
+                figures = {"seed": seed, "options": trial["options"], "problem": done["problem"]}
+                if done["bpc"] is not None:
+                    words = {"path": f"{place}/checkpoint_best.pt", "gen_subset": "test", "cpu": True}
+                    command = program("eval_lm", self.args.data, words | {"protocol": "carry:32"})
+                    test = running.evaluate(command, running.BPC, 1, self.log)
+                    figures |= {"valid": done["bpc"], "test": test}
             self.study.set_user_attr(f"seed {seed}", figures)
+            print(f"{self.system.name}, seed {seed}: {figures}", flush=True)
         return figures
 
-    def _train(
-        self, options: dict, seed: int, log: Path, save_dir: Path | None = None, like: dict | None = None
-    ) -> dict:
-        """Trains a model and returns the trial; with ``like``, for as many updates as that trial."""
+    def _try(self, options: dict) -> dict:
+        """Trains within the budget, and returns the trial."""
         done = {"options": options, "parameters": 0, "updates": 0, "seconds_per_update": 0.0, "bpc": None}
         try:
             width = options.get("hidden_size") or width_of(options, self.args.parameters, self.vocab_size)
         except UsageError as error:
             return done | {"problem": str(error)}
-        options = options | {"hidden_size": width}
-        if like is not None:
-            seconds, updates = like["seconds_per_update"], like["updates"]
-        else:
-            seconds = seconds_per_update(options, self.vocab_size, self.args.length)
-            updates = int(self.args.seconds / seconds)
-            if self.args.symbols is not None:
-                updates = self.args.symbols // (options["batch_size"] * self.args.length)
-            updates = max(FEWEST_UPDATES, updates)
+        done["options"] = options = options | {"hidden_size": width}
+        done["parameters"] = count_parameters(build(options, self.vocab_size, "meta"))
+        done["seconds_per_update"] = seconds_per_update(options, self.vocab_size, self.args.length)
+        updates = int(self.args.seconds / done["seconds_per_update"])
+        if self.args.symbols is not None:
+            updates = self.args.symbols // (options["batch_size"] * self.args.length)
+        done["updates"] = max(2, updates)
+        return done | self._train(options | {"no_save": True}, self.args.seed, done["updates"])
+
+    def _train(self, options: dict, seed: int, updates: int) -> dict:
+        """Trains a model; returns ``bpc`` and ``problem``."""
         words = {"arch": "char_lm", "lr_scheduler": "polynomial_decay"} | options
         words |= {"tokens_per_sample": self.args.length, "seed": seed, "log_format": "json"}
         # Reading a batch takes microseconds; a process for it would be started for every validation.
-        words |= {"num_workers": 0, "max_update": updates, "no_save": save_dir is None}
+        words |= {"num_workers": 0, "max_update": updates, "cpu": True}
         # The rate goes to zero within the trial.
         words["total_num_update"] = updates if words["lr_scheduler"] == "polynomial_decay" else None
-        if save_dir is not None:
-            words |= {"save_dir": save_dir, "no_last_checkpoints": True, "no_save_optimizer_state": True}
-        figures, last = [], ""
-        with open(log, "w", buffering=1, opener=no_link) as file, self._program("train", words) as program:
-            for line in program:
-                file.write(line)
-                last = line.strip() or last
-                record = parse_line(line)
-                if record is not None and record.subset == "valid" and "bpc" in record.figures:
-                    figures.append(record.figures["bpc"])
-        bpc = min(figures) if figures and not program.status else None
-        problem = "" if bpc is not None else last or f"fairseq-train ended with status {program.status}"
-        parameters = count_parameters(build(options, self.vocab_size, "meta"))
-        done |= {"options": options, "parameters": parameters, "updates": updates}
-        return done | {"seconds_per_update": seconds, "bpc": bpc, "problem": problem}
-
-    def _program(self, name: str, words: dict) -> Program:
-        command = interpreter("-m", f"fairseq_cli.{name}", str(self.args.data), "--user-dir", USER_DIR)
-        return Program([*command, *flags(words | {"cpu": True})], threads=1)
-
-    def _score(self, directory: Path) -> float:
-        """Returns the bits per character of the test split. Raises UsageError if the program fails."""
-        words = {"path": directory / "checkpoint_best.pt", "gen_subset": "test", "protocol": "carry:32"}
-        with self._program("eval_lm", words) as running:
-            text = "".join(running)
-        figures = re.findall(BPC, text)
-        if running.status or not figures:
-            raise UsageError(f"{directory}: {(text.strip().splitlines() or ['no figure'])[-1]}")
-        return float(figures[-1])
+        try:
+            printed = running.output(program("train", self.args.data, words), 1, self.log)
+            lines = [line for line in map(parse_line, printed) if line and line.subset == "valid"]
+            return {"bpc": min(line.figures["bpc"] for line in lines), "problem": ""}
+        except UsageError as error:
+            return {"bpc": None, "problem": str(error)}
 
 
 def run(args: argparse.Namespace, command: list[str]) -> None:
@@ -192,34 +295,22 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
     """
     systems = {system.name: system for system in map(System.parse, args.systems)}
     vocabulary = load_vocabulary(args.data)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     args.directory.mkdir(parents=True, exist_ok=True)
     with lock(args.directory / ".lock", f"{args.directory}: another process works here; wait for it"):
         size = len(vocabulary.model_indices())
         tunings = [Tuning(system, args, size) for system in systems.values()]
-        left = [max(0, args.trials - len(tuning.trials())) for tuning in tunings]
+        left = sum(max(0, args.trials - len(tuning.trials())) for tuning in tunings)
         again = min(args.best, len(tunings)) * args.repeats
-        longest = (sum(left) + again) * args.seconds / 60
-        told = "" if args.symbols else f": at most about {longest:,.0f} minutes of updates"
-        print(f"{sum(left)} trainings, then {again} with other seeds unless they are made{told}", flush=True)
-        with tqdm(total=sum(left) + again, dynamic_ncols=True, unit="training") as bar:
-
-            def show(done: dict) -> None:
-                bar.set_postfix_str(done.get("problem") or f"valid {done.get('bpc', done.get('valid'))} bpc")
-                bar.update()
-
-            for tuning in tunings:
-                bar.set_description(tuning.system.name)
-                tuning.run(show)
-            ranked = sorted((t for t in tunings if t.best()), key=lambda tuning: tuning.best()["bpc"])
-            repeats: dict[str, list[dict]] = {name: [] for name in systems}
-            for tuning in ranked[: args.best]:
-                for seed in range(args.seed + 1, args.seed + args.repeats + 1):
-                    bar.set_description(f"{tuning.system.name}, seed {seed}")
-                    repeats[tuning.system.name].append(tuning.repeat(tuning.best(), seed))
-                    show(repeats[tuning.system.name][-1])
+        print(f"{left} trainings, then {again} with other seeds unless they are made", flush=True)
+        for tuning in tunings:
+            tuning.run()
+        ranked = sorted((t for t in tunings if t.best()), key=lambda tuning: _bpc(tuning.best()))
+        seeds = range(args.seed + 1, args.seed + args.repeats + 1)
+        repeats = {t.system.name: [t.repeat(t.best(), seed) for seed in seeds] for t in ranked[: args.best]}
         results = {
             "corpus": vocabulary.corpus or str(args.data),
-            "budget": {name: getattr(args, name) for name in BUDGET},
+            "budget": {name: vars(args)[name] for name in "parameters seconds trials length symbols".split()},
             "seed": args.seed,
             "machine": records.describe_machine("cpu"),
             "versions": versions(*records.PACKAGES),
@@ -227,85 +318,61 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
             "day": time.strftime("%Y-%m-%d"),
             "command": shlex.join(["python", "-m", "experiments.tune", *command]),
             "systems": [
-                {"system": name, "trials": tuning.trials(), "repeats": repeats[name]}
+                {"system": name, "trials": tuning.trials(), "repeats": repeats.get(name, [])}
                 for name, tuning in zip(systems, tunings, strict=True)
             ],
         }
     records.write_json(args.directory / "comparison.json", results)
-    with replace_file(args.directory / "comparison.md", follow=False) as file:
-        file.write(render(results).encode())
+    (args.directory / "comparison.md").write_text(render(results), encoding="utf-8")
     print(args.directory / "comparison.md")
     for tuning in tunings:
         if tuning.best() is None:
             raise UsageError(f"{tuning.system.name}: no trial succeeded ({tuning.trials()[-1]['problem']})")
 
 
-BUDGET = ("parameters", "seconds", "trials", "length", "symbols")
-HEADS = ["system", "parameters", "ms per update", "symbols read", "trials (failed)", "valid, best"]
-HEADS += ["valid, median", "valid, other seeds", "test", "options of the best"]
-
-
 def render(results: dict) -> str:
     """Returns the page of a comparison, whose data ``run`` stores as ``comparison.json``."""
-    budget = results["budget"]
-    by_time = budget["symbols"] is None
-    each = f"{budget['seconds']:g} s of processor time" if by_time else f"{budget['symbols']:,} symbols"
-    made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    lines = [
-        f"# Systems at {budget['parameters']:,} parameters and equal {'time' if by_time else 'text'}",
-        "",
-        f"{results['corpus']}. Every system has at most {budget['parameters']:,} parameters, and "
-        f"{budget['trials']} trials of {each}. The first trial has the starting values; those up to the "
-        f"{RANDOM_TRIALS}th are drawn at random, the others by Optuna's TPE (seed {results['seed']}). The "
-        "width follows from the parameters. Bits per character of the valid split, protocol carry:32. The "
-        "figures of other seeds, and those of the test split, are of the best trial's options. No system has "
-        "converged: the table compares what a short training gives.",
-        "",
-        f"| {' | '.join(HEADS)} |",
-        "|---" * len(HEADS) + "|",
-    ]
+    budget, rows = results["budget"], []
+    each = f"{budget['seconds']:g} s" if budget["symbols"] is None else f"{budget['symbols']:,} symbols"
     for entry in sorted(results["systems"], key=lambda entry: min(map(_bpc, entry["trials"]))):
-        best, count = min(entry["trials"], key=_bpc), len(entry["trials"])
+        best = min(entry["trials"], key=_bpc)
         good = [trial["bpc"] for trial in entry["trials"] if trial["bpc"] is not None]
-        failed = f"{count} ({count - len(good)})"
-        cells = [entry["system"], "", "", "", failed, "", "", "", "", best["problem"]]
+        row = {"system": entry["system"]}
         if good:
-            shown = (
-                f"{name.replace('_', ' ')} {format(value, '.3g') if isinstance(value, float) else value}"
-                for name, value in best["options"].items()
-                if name != "cell"
-            )
             read = best["updates"] * best["options"]["batch_size"] * budget["length"]
-            cells[1:4] = [f"{best['parameters']:,}", f"{1e3 * best['seconds_per_update']:.0f}", f"{read:,}"]
-            cells[5:7] = [f"{best['bpc']:.4f}", f"{statistics.median(good):.4f}"]
-            cells[7:9] = [_spread([r[n] for r in entry["repeats"] if n in r]) for n in ("valid", "test")]
-            cells[9] = ", ".join(shown)
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    lines += ["", f"{results['machine']}; {made}; commit {results['commit']}; {results['day']}; "]
-    lines[-1] += f"`{results['command']}`. Every trial is in the JSON file beside this page."
-    return "\n".join([*lines, ""])
+            row |= {"parameters": f"{best['parameters']:,}", "symbols read": f"{read:,}"}
+            row |= {"ms per update": f"{1e3 * best['seconds_per_update']:.0f}"}
+            row |= {"valid, best": f"{best['bpc']:.4f}", "valid, median": f"{statistics.median(good):.4f}"}
+            for split, title in (("valid", "valid, other seeds"), ("test", "test")):
+                if values := [repeat[split] for repeat in entry["repeats"] if split in repeat]:
+                    row[title] = f"{statistics.mean(values):.4f} ({min(values):.4f} to {max(values):.4f})"
+        row["trials (failed)"] = f"{len(entry['trials'])} ({len(entry['trials']) - len(good)})"
+        shown = {name.replace("_", " "): value for name, value in best["options"].items() if name != "cell"}
+        row["options of the best"] = best["problem"].replace("|", "/") or ", ".join(
+            f"{name} {format(value, '.3g') if isinstance(value, float) else value}"
+            for name, value in shown.items()
+        )
+        rows.append(row)
+    return f"""# Systems at {budget["parameters"]:,} parameters
+
+{results["corpus"]}. Every system has {budget["trials"]} trials of {each}: the first with the starting
+values, those up to the {RANDOM_TRIALS}th at random, the others by Optuna's TPE. Bits per character, protocol
+carry:32. Other seeds and the test split have the best trial's options. No system has converged.
+
+{tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)}
+
+{results["machine"]}; {results["day"]}; `{results["command"]}`. Every trial is in the JSON file beside this.
+"""
 
 
 def _bpc(trial: dict) -> float:
     return math.inf if trial["bpc"] is None else trial["bpc"]
 
 
-def _spread(values: list[float]) -> str:
-    if len(values) < 2:
-        return "".join(f"{value:.4f}" for value in values)
-    return f"{statistics.mean(values):.4f} ({min(values):.4f} to {max(values):.4f})"
-
-
 def main(argv=None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
-    description, _, rest = __doc__.partition("\n\n")
-    parser = StrictParser(
-        prog="python -m experiments.tune",
-        description=description,
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
+    parser = make_parser("", __doc__)
+    parser.prog, add = "python -m experiments.tune", parser.add_argument
     add("data", type=Path, metavar="DATA", help="directory that `rhhn prepare` made")
     add("systems", nargs="+", metavar="SYSTEM", help="CELL, or CELL:option=value,option=value")
     add("--parameters", type=int, default=1_000_000, help="largest number of a system (%(default)s)")

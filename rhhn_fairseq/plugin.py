@@ -14,7 +14,6 @@ import pkgutil
 from rhhn_fairseq.compat import (
     PATCHES,
     checkpoints,
-    command_line,  # noqa: F401  (notes a patch)
     data,
     errors,
     install,

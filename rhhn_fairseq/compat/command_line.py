@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-from rhhn_fairseq.compat import in_place_of, names, ranges, recipes
+from rhhn_fairseq.compat import names, ranges, recipes
 from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import refuse_endless
@@ -35,28 +35,6 @@ finetune_from_model log_file tensorboard_logdir
 SIZES = ("batch_size", "max_tokens")
 
 
-@in_place_of("fairseq.options:parse_args_and_arch")
-def parse_args_and_arch(
-    inner, parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
-):
-    """fairseq's own defaults are tuned to no model, and it checks few options."""
-    # The parser was created before the plugin was loaded. argparse would print all options of the program,
-    # about a hundred lines, before an error.
-    parser.error = functools.partial(names.end_in_one_line, parser)
-    names.complete(parser, skip=1)
-    modify = modify_parser if suppress_defaults else Defaults(parser, input_args, modify_parser)
-    parsed = inner(parser, input_args, parse_known, suppress_defaults, modify)
-    namespace = parsed[0] if isinstance(parsed, tuple) else parsed
-    if isinstance(modify, Defaults) and modify.trains:
-        recipes.announce(modify.arch, modify.filled)
-    if hasattr(namespace, "beam") and not hasattr(namespace, "buffer_size") and namespace.num_shards > 1:
-        # fairseq-generate ignores --num-shards; here it translates the share that the option names.
-        namespace.distributed_world_size = namespace.num_shards
-        namespace.distributed_rank = namespace.shard_id
-    ranges.check_command_line(namespace)
-    return parsed
-
-
 class Defaults:
     """Sets a parser's defaults before each of fairseq's passes over a command line.
 
@@ -69,6 +47,10 @@ class Defaults:
     """
 
     def __init__(self, parser: argparse.ArgumentParser, arguments, then):
+        # The parser was created before the plugin was loaded. argparse would print all options of the
+        # program, about a hundred lines, before an error.
+        parser.error = functools.partial(names.end_in_one_line, parser)
+        names.complete(parser, skip=1)
         self.then, self.passes, self.stored = then, 0, {}
         self.arguments = [str(word) for word in (sys.argv[1:] if arguments is None else arguments)]
         # A caller of fairseq's parser may add options later, and help needs none.
@@ -87,17 +69,26 @@ class Defaults:
         given = given_options(parser, self.arguments)
         if self.trains:
             self._fill(parser, given)
+            _shorten_help(parser)
         elif self.reads:
             if self.passes == 0:
                 self.stored = self._stored(parser, given)
             parser.set_defaults(**self.stored)
-        if self.trains:
-            _shorten_help(parser)
         if self.passes == 0:
             self.help = {word: parser._option_string_actions.pop(word) for word in self.help}
         else:
             parser._option_string_actions.update(self.help)
         self.passes += 1
+
+    def check(self, namespace: argparse.Namespace) -> None:
+        """Logs what a recipe filled in, and checks the options of the line."""
+        if self.trains:
+            recipes.announce(self.arch, self.filled)
+        if hasattr(namespace, "beam") and not hasattr(namespace, "buffer_size") and namespace.num_shards > 1:
+            # fairseq-generate ignores --num-shards; here it translates the share that the option names.
+            namespace.distributed_world_size = namespace.num_shards
+            namespace.distributed_rank = namespace.shard_id
+        ranges.check_command_line(namespace)
 
     def _fill(self, parser, given: dict) -> None:
         self.arch = given.get("arch", parser.get_default("arch"))

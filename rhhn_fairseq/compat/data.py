@@ -9,6 +9,7 @@ import atexit
 import fileinput
 import functools
 import importlib
+import multiprocessing
 import os
 import queue
 import signal
@@ -188,7 +189,18 @@ def start_reading(start, self) -> None:
     start(self)
 
 
-atexit.register(stop_reading)
+@atexit.register
+def end_reading() -> None:
+    """Ends all that still reads when a program ends, which would wait for a worker that misses its SIGTERM.
+
+    One that is pending from another process hides that of the parent, see ``work``.
+    """
+    stop_reading()
+    for child in multiprocessing.active_children() if "fairseq_cli" in sys.modules else ():
+        if child.daemon:
+            # torch's handler raises for a worker that a signal ends.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            child.kill()
 
 
 @in_place_of("torch.utils.data._utils.worker:_worker_loop")

@@ -52,11 +52,6 @@ def join(cfg) -> None:
             training.distributed_backend = "gloo"
 
 
-def no_gpu() -> bool:
-    """Replaces `torch.cuda.is_available` in a run with --cpu."""
-    return False
-
-
 @contextmanager
 def joined(cfg, main) -> Iterator[None]:
     """fairseq reads torchrun's environment only if --distributed-world-size is above one.
@@ -93,7 +88,7 @@ def off_gpu(cfg) -> Iterator[None]:
     """
     is_available = torch.cuda.is_available
     if cfg.common.cpu:
-        torch.cuda.is_available = no_gpu
+        torch.cuda.is_available = lambda: False
     try:
         yield
     finally:
@@ -125,7 +120,7 @@ def join_late(cfg) -> None:
     join(cfg)
     if cfg.common.cpu:
         # `call_main` was not wrapped when it was called, so this holds until the process ends.
-        torch.cuda.is_available = no_gpu
+        torch.cuda.is_available = lambda: False
     if cfg.distributed_training.distributed_world_size > 1:
         if torch.cuda.is_available():
             torch.cuda.set_device(cfg.distributed_training.device_id)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import traceback
 
-from rhhn_fairseq.compat import in_place_of, trains_ours
+from rhhn_fairseq.compat import trains_ours
 from rhhn_fairseq.errors import UsageError, printable
 
 FAIRSEQ = "fairseq-fixed==0.12.3.1"
@@ -129,12 +129,6 @@ def require_fairseq() -> None:
         raise UsageError(f"rhhn_fairseq needs {FAIRSEQ}: pip install {FAIRSEQ} ({error})") from error
     if "get_checkpoint_dict" not in program.co_names + program.co_consts:
         raise UsageError(f"rhhn_fairseq needs {FAIRSEQ}: pip uninstall fairseq, pip install {FAIRSEQ}")
-
-
-@in_place_of("fairseq.trainer:NanDetector")
-def detect_nan(inner, model):
-    """fairseq's hooks on the backward pass, which fused cells refuse, hide a NaN behind another error."""
-    return inner(model, backward=False)
 
 
 # No model that learns has a loss of this many times that of the uniform distribution over the vocabulary.

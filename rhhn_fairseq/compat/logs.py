@@ -13,6 +13,9 @@ from rhhn_fairseq.ops import backends
 
 logger = logging.getLogger("rhhn_fairseq.training")
 
+HANDLERS_BEFORE = set(logging.getLogger().handlers)
+"""The root logger's before fairseq is imported, unless the user has imported it."""
+
 SCHEDULE_TOLERANCE = 0.02
 """Share of the updates by which a schedule may end too early or too late without a warning."""
 
@@ -69,14 +72,17 @@ def restore_root_logger() -> None:
 
     The first configuration wins, so fairseq-eval-lm and fairseq-generate, which set up logging after that
     import, print the debug lines of every library, without the time. Here they get the level and the format
-    that they ask for.
+    that they ask for. In a notebook or another program the logger is as it was.
     """
-    root = logging.getLogger()
-    for handler in root.handlers if "fairseq_cli" in sys.modules else ():
-        if getattr(handler.formatter, "_fmt", None) == logging.BASIC_FORMAT and root.level == logging.DEBUG:
-            root.setLevel(os.environ.get("LOGLEVEL", "INFO").upper())
-            text = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
-            handler.setFormatter(logging.Formatter(text, "%Y-%m-%d %H:%M:%S"))
+    root, program = logging.getLogger(), "fairseq_cli" in sys.modules
+    for handler in root.handlers if program else set(root.handlers) - HANDLERS_BEFORE:
+        if getattr(handler.formatter, "_fmt", None) != logging.BASIC_FORMAT or root.level != logging.DEBUG:
+            continue
+        root.setLevel(os.environ.get("LOGLEVEL", "INFO").upper() if program else logging.WARNING)
+        text = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+        handler.setFormatter(logging.Formatter(text, "%Y-%m-%d %H:%M:%S"))
+        if not program:
+            root.removeHandler(handler)
 
 
 def _append_stray_arguments(record: logging.LogRecord) -> bool:

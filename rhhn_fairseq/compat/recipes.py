@@ -16,7 +16,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rhhn_fairseq.compat import distribute, in_place_of, ranges
 from rhhn_fairseq.compat.names import nearest
 from rhhn_fairseq.errors import UsageError
 
@@ -136,29 +135,6 @@ def _as_option(name: str, value) -> str:
     return f"{flag} '{value}'" if " " in value else f"{flag} {value}"
 
 
-@in_place_of("fairseq.dataclass.initialize:add_defaults")
-def add_defaults(inner, cfg):
-    """``fairseq-hydra-train model._name=NAME`` gets its defaults from the recipe of the architecture.
-
-    fairseq completes a configuration here, after the user's modules are imported. ``fairseq_cli.train`` calls
-    it too, after it has parsed a command line; then nothing is filled in.
-    """
-    keys = keys_of_the_user()
-    if keys is not None:
-        # Without a model, fairseq asks for a batch size.
-        if cfg.get("model") is None and OmegaConf.select(cfg, "common_eval.path") is None:
-            raise UsageError(
-                "no model is configured: choose an architecture by model._name=NAME with a file "
-                f"(--config-name char_lm), or by model=NAME without one, {ARCHITECTURES}"
-            )
-        fill_tree(cfg, keys)
-        separate_jobs(cfg)
-    inner(cfg)
-    if keys is not None:
-        ranges.check_configuration(cfg)
-        distribute.join_late(cfg)
-
-
 def keys_of_the_user() -> set[str] | None:
     """Returns the dotted keys in the user's overrides and configuration files; None outside of Hydra."""
     from hydra.core.hydra_config import HydraConfig
@@ -194,6 +170,12 @@ def _dotted(tree, prefix: str = "") -> Iterator[str]:
 
 def fill_tree(cfg: DictConfig, keys: set[str]) -> None:
     """Sets the options of the model's recipe that are not among ``keys``, which are dotted."""
+    # Without a model, fairseq asks for a batch size.
+    if cfg.get("model") is None and OmegaConf.select(cfg, "common_eval.path") is None:
+        raise UsageError(
+            "no model is configured: choose an architecture by model._name=NAME with a file "
+            f"(--config-name char_lm), or by model=NAME without one, {ARCHITECTURES}"
+        )
     names = {kind: _name(cfg.get(kind)) for kind in ("model", *COMPONENTS)}
     given = {}
     for key in keys:
@@ -279,13 +261,8 @@ def look_in_the_package() -> None:
     Plugins.instance().register(Configs)
 
 
-@in_place_of("fairseq.dataclass.initialize:hydra_init")
-def hydra_init(inner, cfg_name="config"):
-    """fairseq falls back to its defaults for a --config-name that is mistyped, and trains without the file.
-
-    The check has no effect if this package is loaded only through --user-dir, because Hydra is already
-    running then.
-    """
+def check_config_name(name: str) -> None:
+    """Raises UsageError for a --config-name without a file; with --user-dir alone, Hydra runs before."""
     import fairseq
     from hydra._internal.utils import get_args_parser
 
@@ -293,11 +270,10 @@ def hydra_init(inner, cfg_name="config"):
     # Hydra resolves a relative --config-path from the program's own folder.
     own = Path(fairseq.__file__).parents[1] / "fairseq_cli" / (args.config_path or "../fairseq/config")
     places = [own, Path(args.config_dir or CONFIGS)]
-    file = f"{cfg_name.removesuffix('.yaml')}.yaml"
-    if args.config_name == cfg_name and not any((place / file).is_file() for place in places):
+    file = f"{name.removesuffix('.yaml')}.yaml"
+    if args.config_name == name and not any((place / file).is_file() for place in places):
         known = {path.stem for place in places for path in place.glob("*.yaml")}
-        raise UsageError(f"--config-name {cfg_name}: there is no {file}: {nearest(cfg_name, known)}")
-    inner(cfg_name)
+        raise UsageError(f"--config-name {name}: there is no {file}: {nearest(name, known)}")
 
 
 def separate_jobs(cfg: DictConfig) -> None:

@@ -32,7 +32,6 @@ BATCHING = (
 # What torch's ReduceLROnPlateau counts.
 PLATEAU_COUNTS = ("num_bad_epochs", "cooldown_counter")
 
-
 # Key of the float32 weights in the optimizer's state.
 MASTER = "master_weights"
 

@@ -1,4 +1,4 @@
-"""How a program of fairseq runs, and how a training starts: alone, and from a good checkpoint."""
+"""How a program of fairseq runs, from its command line on; training starts alone, from a good checkpoint."""
 
 import atexit
 import copy
@@ -14,8 +14,19 @@ from pathlib import Path
 
 import torch
 
-from rhhn_fairseq.compat import data, distribute, errors, in_place_of, logs, resume, stopping, trains_ours
-from rhhn_fairseq.compat.distribute import decided_by_rank_0
+from rhhn_fairseq.compat import (
+    command_line,
+    data,
+    distribute,
+    errors,
+    in_place_of,
+    logs,
+    ranges,
+    recipes,
+    resume,
+    stopping,
+    trains_ours,
+)
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import lock
 from rhhn_fairseq.ops.memory import keep_freed_memory, limit_product_caches
@@ -70,6 +81,42 @@ def keep_memory_of_programs() -> None:
         keep_freed_memory()
 
 
+@in_place_of("fairseq.options:parse_args_and_arch")
+def parse_args_and_arch(inner, parser, input_args=None, parse_known=False, **options):
+    """fairseq's own defaults are tuned to no model, and it checks few options."""
+    if options.get("suppress_defaults"):
+        # fairseq calls this function again, with all defaults.
+        return inner(parser, input_args, parse_known, **options)
+    defaults = command_line.Defaults(parser, input_args, options.get("modify_parser"))
+    parsed = inner(parser, input_args, parse_known, modify_parser=defaults)
+    defaults.check(parsed[0] if parse_known else parsed)
+    return parsed
+
+
+@in_place_of("fairseq.dataclass.initialize:hydra_init")
+def hydra_init(inner, cfg_name="config"):
+    """fairseq falls back to its defaults for a --config-name that is mistyped, and trains without it."""
+    recipes.check_config_name(cfg_name)
+    inner(cfg_name)
+
+
+@in_place_of("fairseq.dataclass.initialize:add_defaults")
+def add_defaults(inner, cfg):
+    """``fairseq-hydra-train model._name=NAME`` gets its defaults from the recipe of the architecture.
+
+    fairseq completes a configuration here, after the user's modules are imported. ``fairseq_cli.train`` calls
+    it too, after it has parsed a command line; then nothing is filled in.
+    """
+    keys = recipes.keys_of_the_user()
+    if keys is None:
+        return inner(cfg)
+    recipes.fill_tree(cfg, keys)
+    recipes.separate_jobs(cfg)
+    inner(cfg)
+    ranges.check_configuration(cfg)
+    distribute.join_late(cfg)
+
+
 @in_place_of("fairseq.distributed.utils:call_main")
 def call_main(inner, cfg, main, **kwargs):
     """fairseq's workers train apart on the CPU, take a GPU with --cpu, and leave threads behind."""
@@ -87,12 +134,26 @@ def load_checkpoint(load, cfg, trainer, **kwargs):
     """Trainings overwrite each other's checkpoints, a damaged one ends all restarts, signals lose work."""
     require_named_checkpoint(cfg, trainer)
     stopping.listen(trainer)
-    decided_by_rank_0(trainer, lambda: train_alone(cfg))
+    distribute.decided_by_rank_0(trainer, lambda: train_alone(cfg))
     cfg = with_a_good_checkpoint(cfg, trainer)
     extra_state, epochs = load(cfg, trainer, **kwargs)
     trainer.batches_of_an_epoch, trainer.started = len(epochs), time.perf_counter()
     resume.end_where_complete(trainer, extra_state, epochs)
     return extra_state, epochs
+
+
+@in_place_of("fairseq.trainer:NanDetector")
+def detect_nan(inner, model):
+    """fairseq's hooks on the backward pass, which fused cells refuse, hide a NaN behind another error."""
+    return inner(model, backward=False)
+
+
+@in_place_of("fairseq.trainer:Trainer.valid_step")
+def valid_step(inner, self, *args, **kwargs):
+    """A validation may take longer than what sends the signal waits, see ``stopping.listen``."""
+    result = inner(self, *args, **kwargs)
+    stopping.end_if_agreed(self)
+    return result
 
 
 @in_place_of("fairseq.trainer:Trainer._reduce_and_log_stats")
@@ -152,7 +213,7 @@ def with_a_good_checkpoint(cfg, trainer):
     suffix = trainer.checkpoint_suffix
     sharded = suffix != (trainer.cfg.checkpoint.checkpoint_suffix or "")
     if cfg.restore_file == LATEST and not sharded and trains_ours(trainer):
-        decision = decided_by_rank_0(trainer, lambda: replacement(cfg, suffix))
+        decision = distribute.decided_by_rank_0(trainer, lambda: replacement(cfg, suffix))
         if decision is not None:
             cfg = copy.copy(cfg)
             cfg.restore_file, cfg.finetune_from_model = decision, None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from rhhn_fairseq.compat import in_place_of, training_loops
+from rhhn_fairseq.compat import training_loops
 from rhhn_fairseq.compat.data import lost_a_worker
 from rhhn_fairseq.compat.distribute import decided_by_rank_0
 from rhhn_fairseq.compat.resume import COMPLETE
@@ -36,56 +36,41 @@ def listen(trainer) -> None:
     """
     REQUEST.listen(several=trainer.data_parallel_world_size > 1)
     for names in training_loops():
-        if not hasattr(names["train"], "stops"):
-            names["train"] = _train(names["train"])
-            names["validate_and_save"] = _validate_and_save(names["validate_and_save"])
+        if not isinstance(names["train"], functools.partial):
+            names["train"] = functools.partial(_train, names["train"])
+            names["validate_and_save"] = functools.partial(_validate_and_save, names["validate_and_save"])
 
 
-@in_place_of("fairseq.trainer:Trainer.valid_step")
-def valid_step(inner, self, *args, **kwargs):
-    """A validation may take longer than what sends the signal waits, see ``listen``."""
-    result = inner(self, *args, **kwargs)
-    if REQUEST.epoch_itr is not None and REQUEST.agreed(self):
-        save_and_end(self, REQUEST)
-    return result
+def end_if_agreed(trainer) -> None:
+    """Saves and ends a training that has made an update, where its workers have agreed to stop."""
+    if REQUEST.epoch_itr is not None and REQUEST.agreed(trainer):
+        save_and_end(trainer)
 
 
-def _validate_and_save(inner):
-    """Returns fairseq's function for the end of an update with a preceding check whether to stop."""
-
-    @functools.wraps(inner)
-    def validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs):
-        REQUEST.epoch_itr = epoch_itr
-        if REQUEST.agreed(trainer):
-            save_and_end(trainer, REQUEST)
-        return inner(cfg, trainer, task, epoch_itr, *args, **kwargs)
-
-    return validate_and_save
+def _validate_and_save(inner, cfg, trainer, task, epoch_itr, *args, **kwargs):
+    """fairseq's function for the end of an update, after a check whether to stop."""
+    REQUEST.epoch_itr = epoch_itr
+    end_if_agreed(trainer)
+    return inner(cfg, trainer, task, epoch_itr, *args, **kwargs)
 
 
-def _train(inner):
-    """Returns fairseq's function for an epoch, which makes no update of a training that is complete.
+def _train(inner, cfg, trainer, task, epoch_itr):
+    """fairseq's function for an epoch, which makes no update of a training that is complete.
 
     A signal that has also ended a data worker saves as any other. Nothing is saved if the worker's end
     interrupted an update, which is then incomplete.
     """
-
-    @functools.wraps(inner)
-    def train(cfg, trainer, task, epoch_itr):
-        if trainer in COMPLETE:
-            return [None], True
-        try:
-            return inner(cfg, trainer, task, epoch_itr)
-        except RuntimeError as error:
-            steps = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
-            alone = trainer.data_parallel_world_size == 1
-            if not (REQUEST.signum and alone and lost_a_worker(error)) or "train_step" in steps:
-                raise
-        REQUEST.epoch_itr = epoch_itr
-        save_and_end(trainer, REQUEST)
-
-    train.stops = True
-    return train
+    if trainer in COMPLETE:
+        return [None], True
+    try:
+        return inner(cfg, trainer, task, epoch_itr)
+    except RuntimeError as error:
+        steps = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+        alone = trainer.data_parallel_world_size == 1
+        if not (REQUEST.signum and alone and lost_a_worker(error)) or "train_step" in steps:
+            raise
+    REQUEST.epoch_itr = epoch_itr
+    save_and_end(trainer)
 
 
 class StopRequest:
@@ -168,7 +153,7 @@ def _end_even_if_stuck(settled: threading.Event) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def save_and_end(trainer, request: StopRequest) -> None:
+def save_and_end(trainer) -> None:
     """Saves a checkpoint on all workers together, and raises SystemExit."""
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
@@ -176,7 +161,7 @@ def save_and_end(trainer, request: StopRequest) -> None:
     cfg = trainer.cfg.checkpoint
 
     def save():
-        return checkpoint_utils.save_checkpoint(cfg, trainer, request.epoch_itr, None)
+        return checkpoint_utils.save_checkpoint(cfg, trainer, REQUEST.epoch_itr, None)
 
     if trainer.data_parallel_rank > 0:
         save()
@@ -185,9 +170,9 @@ def save_and_end(trainer, request: StopRequest) -> None:
     if cfg.write_checkpoints_asynchronously:
         PathManager.async_close()
     if trainer.data_parallel_rank == 0:
-        name, update = signal.Signals(request.signum).name, trainer.get_num_updates()
+        name, update = signal.Signals(REQUEST.signum).name, trainer.get_num_updates()
         logger.warning("%s: stopped after update %d; %s", name, update, _how_to_go_on(cfg, saved))
-    raise SystemExit(128 + request.signum)
+    raise SystemExit(128 + REQUEST.signum)
 
 
 def _how_to_go_on(cfg, saved: str | None) -> str:

@@ -4,13 +4,11 @@ A cell is tested with its default options and with the option sets its registrat
 tested by being registered. Arithmetic is float64 unless a test says otherwise.
 """
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 from helpers.fused_cells import backends
-from helpers.small_cells import C, H, build, draw_inputs, draw_noise
+from helpers.small_cells import C, H, build, draw_inputs, draw_noise, every_cell, noise_at
 
 from rhhn_fairseq.cells import (
     CELLS,
@@ -18,33 +16,9 @@ from rhhn_fairseq.cells import (
     cell_options,
     detach_state,
     reorder_state,
-    take_scaling,
 )
 from rhhn_fairseq.cells.contract import apply_maps
-from rhhn_fairseq.cells.hyper import scalable_cells
-from rhhn_fairseq.cells.hyper_rnn import naive_scaling
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.ops.backends import torch_nn
-
-
-def _cases():
-    for name, entry in CELLS.items():
-        # The default inner width of the paper's tables is larger than this test's cells.
-        small = {"hyper_size": 3} if "hyper_size" in cell_options(name) else {}
-        yield pytest.param(name, small, id=name)
-        for options in entry.tests:
-            label = ",".join(f"{key}={value}" for key, value in options.items())
-            yield pytest.param(name, options, id=f"{name}-{label}")
-    forms = itertools.cycle(itertools.product(("embedding", "direct"), ("xh", "x"), ("all", "recurrent")))
-    for main, hyper in itertools.product(scalable_cells(), sorted(CELLS.keys() - {"hyper"})):
-        options = dict(main_cell=main, hyper_cell=hyper, hyper_size=3, hyper_embed_size=2)
-        options |= dict(zip(("hyper_map", "hyper_input", "hyper_scales"), next(forms), strict=True))
-        if "rhn_depth" in cell_options(main) | cell_options(hyper):
-            options["rhn_depth"] = 2
-        yield pytest.param("hyper", options, id=f"hyper-{hyper}-{main}", marks=pytest.mark.slow)
-
-
-every_cell = pytest.mark.parametrize("name, options", list(_cases()))
 
 
 def _run_naive(name, cell, x, state, noise, b):
@@ -213,14 +187,8 @@ def test_padding_changes_nothing(name, options, side):
     assert (y[~mask] == 0).all()
     for b, (first, n) in enumerate(zip(start, lengths, strict=True)):
         here = slice(first, first + n)
-        one_noise = {
-            key: part[
-                here if part.shape[0] > 1 else slice(None),
-                slice(b, b + 1) if part.shape[1] > 1 else slice(None),
-            ]
-            for key, part in noise.items()
-        }
-        alone, last = cell(x[here, b : b + 1], tuple(s[b : b + 1] for s in state), noise=one_noise)
+        one_state, one_noise = tuple(s[b : b + 1] for s in state), noise_at(noise, here, b)
+        alone, last = cell(x[here, b : b + 1], one_state, noise=one_noise)
         torch.testing.assert_close(y[here, b : b + 1], alone, rtol=0, atol=1e-13)
         for one, other in zip(final, last, strict=True):
             torch.testing.assert_close(one[b : b + 1], other, rtol=0, atol=1e-13)
@@ -392,117 +360,3 @@ def test_other_refusals_name_what_would_be_valid(monkeypatch):
     monkeypatch.setenv("RHHN_KERNEL", "warp")
     with pytest.raises(UsageError, match="RHHN_KERNEL=warp is unknown, choose from native, .*reference"):
         cell(torch.zeros(4, 2, C))
-
-
-def _cut_apart(cell, x, state, mask, noise, resets):
-    """Outputs and last state of every sequence cut at its resets; each part but the first has no state."""
-    columns, finals = [], []
-    for b in range(x.shape[1]):
-        cuts = sorted({0, len(x), *resets[:, b].nonzero().flatten().tolist()})
-        current, parts = None if resets[0, b] else tuple(part[b : b + 1] for part in state), []
-        for start, stop in itertools.pairwise(cuts):
-            here = {
-                key: part[
-                    slice(start, stop) if part.shape[0] > 1 else slice(None),
-                    slice(b, b + 1) if part.shape[1] > 1 else slice(None),
-                ]
-                for key, part in noise.items()
-            }
-            y, current = cell(
-                x[start:stop, b : b + 1], None if start else current, mask[start:stop, b : b + 1], here
-            )
-            parts.append(y)
-        columns.append(torch.cat(parts))
-        finals.append(current)
-    return torch.cat(columns, dim=1), tuple(map(torch.cat, zip(*finals, strict=True)))
-
-
-@every_cell
-def test_resets_equal_sequences_cut_there(name, options, monkeypatch):
-    cell = build(name, options)
-    T, B = 9, 4
-    x, state = draw_inputs(cell, T, B)
-    noise = draw_noise(cell, T, B)
-    resets, mask = torch.zeros(T, B, dtype=torch.bool), torch.ones(T, B, dtype=torch.bool)
-    # None; the first step; several, two of them in a row; one in padding, and one after it.
-    for b, steps in enumerate(([], [0, 5], [2, 3, 8], [4, 7])):
-        resets[steps, b] = True
-    mask[4:6, 3] = mask[8, 3] = mask[0, 3] = False
-    results = []
-    # torch's own GRU and LSTM know no resets.
-    for backend in (None, *(b for b in backends(cell, dtype=torch.float64) if b != "torch_nn")):
-        if backend is not None:
-            monkeypatch.setenv("RHHN_KERNEL", backend)
-        leaves = [tensor.clone().requires_grad_() for tensor in (x, *state)]
-        if backend is None:
-            y, final = _cut_apart(cell, leaves[0], leaves[1:], mask, noise, resets)
-        else:
-            y, final = cell(leaves[0], tuple(leaves[1:]), mask, noise, resets)
-        loss = (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum() + sum(part.sum() for part in final)
-        results.append([y, *final, *torch.autograd.grad(loss, [*leaves, *cell.parameters()])])
-    for found in results[1:]:
-        for one, other in zip(found, results[0], strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("most_padding", [4, 0], ids=["padded", "packed"])
-def test_torchs_gru_takes_resets(most_padding, monkeypatch):
-    monkeypatch.setattr(torch_nn, "MOST_PADDING", most_padding)
-    cell = build("gru", {})
-    x, state = draw_inputs(cell, 9, 4)
-    resets = torch.zeros(9, 4, dtype=torch.bool)
-    resets[[0, 3, 3, 8], [1, 0, 2, 3]] = True
-    results = []
-    for backend in ("torch_nn", "reference"):
-        monkeypatch.setenv("RHHN_KERNEL", backend)
-        leaves = [tensor.clone().requires_grad_() for tensor in (x, *state)]
-        y, final = cell(leaves[0], tuple(leaves[1:]), resets_TB=resets)
-        loss = (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum() + final[0].sum()
-        results.append([y, *final, *torch.autograd.grad(loss, [*leaves, *cell.parameters()])])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-
-
-SCALED = [
-    pytest.param(*case.values, id=case.id)
-    for case in _cases()
-    if not case.marks and case.values[0].startswith(("hyper", "ln_hyper", "rolled"))
-]
-
-
-@pytest.mark.parametrize("name, options", SCALED)
-def test_scaling_vectors_of_a_pass_are_those_of_its_steps(name, options, monkeypatch):
-    """Single steps from the states in between tell what scaled each of them."""
-    cell = build(name, options)
-    T, B = 7, 3
-    x, state = draw_inputs(cell, T, B)
-    noise = draw_noise(cell, T, B)
-    resets = torch.zeros(T, B, dtype=torch.bool)
-    resets[[0, 3, 4], [1, 0, 2]] = True
-    monkeypatch.setenv("RHHN_KERNEL", "reference")
-    steps, after = [], state
-    for t in range(T):
-        now = {key: part[t : t + 1] if len(part) > 1 else part for key, part in noise.items()}
-        with take_scaling([cell]) as vectors:
-            _, after = cell(x[t : t + 1], after, noise=now, resets_TB=resets[t : t + 1])
-        steps += vectors
-    for backend in backends(cell, dtype=torch.float64):
-        monkeypatch.setenv("RHHN_KERNEL", backend)
-        with take_scaling([cell]) as vectors:
-            cell(x, state, noise=noise, resets_TB=resets)
-        torch.testing.assert_close(vectors[0], torch.cat(steps), rtol=0, atol=1e-12)
-    assert not vectors[0].requires_grad and cell.taken is None
-    if name == "hyperrhn":
-        expected = after[1] @ cell.weight_z[-1] + cell.z_shift()[-1]
-        torch.testing.assert_close(steps[-1][0, :, -1], expected, rtol=0, atol=1e-12)
-    if name == "hyperlstm" and cell.config.hyper_state == "current":
-        parameters = {key: value.numpy() for key, value in cell.state_dict().items()}
-        for b, gate in itertools.product(range(B), range(4)):
-            d_h, _, _ = naive_scaling(parameters, "scaling.", after[2][b].detach().numpy(), gate, 4)
-            np.testing.assert_allclose(steps[-1][0, b, gate].numpy(), d_h, rtol=0, atol=1e-12)
-
-
-def test_scaling_of_a_cell_without_a_hypernetwork_is_refused():
-    cell = build("lstm", {})
-    with pytest.raises(UsageError, match="LSTM has no hypernetwork"), take_scaling([cell]):
-        cell(*draw_inputs(cell, 2, 1))

@@ -4,9 +4,11 @@ import multiprocessing
 import resource
 import signal
 import subprocess
+import sys
 
 import pytest
 import torch
+from helpers.cli import HANGS
 from helpers.in_process import Log, acting_at, char_lm, train
 from torch.utils.data import DataLoader
 
@@ -48,6 +50,26 @@ def test_a_data_worker_ends_for_its_parent_only():
     worker.terminate()
     worker.join(300)
     assert worker.exitcode == 0
+
+
+MISSES_ITS_SIGNAL = """
+import os, signal, subprocess
+import fairseq_cli, torch
+from torch.utils.data import DataLoader
+import rhhn_fairseq.plugin
+batches = iter(DataLoader([torch.ones(1)] * 9, num_workers=1))
+next(batches)
+(worker,) = batches._workers
+os.kill(worker.pid, signal.SIGSTOP)
+subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_does_not_wait_for_a_worker_that_misses_its_signal():
+    command = [sys.executable, "-c", MISSES_ITS_SIGNAL]
+    result = subprocess.run(command, check=True, timeout=HANGS, capture_output=True, text=True)
+    assert "error" not in result.stderr and "Traceback" not in result.stderr
 
 
 AFTER_TWO_UPDATES = '"num_updates": "2"'

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from helpers.cli import USER_DIR, run_module
+from helpers.cli import USER_DIR, python, run_module
 from helpers.in_process import Log, char_lm, train
 
 from rhhn_fairseq.compat import logs
@@ -30,6 +30,13 @@ def test_details_are_in_the_file_alone(monkeypatch, tmp_path, name):
     file.close()
     text = (tmp_path / "details.log").read_text()
     assert all(text.count(str(message)) == 1 for message in details)
+
+
+def test_a_notebook_keeps_its_root_logger():
+    """A model that fairseq imports lets the details of every library through."""
+    state = "import rhhn_fairseq.plugin; root = logging.getLogger(); print(root.level, len(root.handlers))"
+    for given, kept in (("pass", "30 0"), ("logging.basicConfig(level='DEBUG')", "10 1")):
+        assert python(f"import logging; {given}; {state}").stdout.splitlines()[-1] == kept
 
 
 def test_one_line_sums_the_training_up(tmp_path):

@@ -13,7 +13,7 @@ from rhhn_fairseq.errors import UsageError
 ROOT = Path(__file__).resolve().parents[2]
 HA = TABLES["ha-ptb"]
 
-LOG = """2026-01-01 | INFO | rhhn_fairseq.training | char_lm: 20,735 parameters; cpu, float32; LSTM on native
+LOG = """2026 | INFO | rhhn_fairseq.training | char_lm: 4,254,050 parameters; cpu, float32; LSTM on native
 {"epoch": 1, "update": 0.5, "bpc": "4.0", "num_updates": "5", "train_wall": "3"}
 {"epoch": 1, "update": 1.0, "bpc": "3.5", "num_updates": "10", "train_wall": "3"}
 {"epoch": 1, "valid_loss": "3", "valid_bpc": "3.25", "valid_num_updates": "10"}
@@ -33,16 +33,13 @@ def record(tmp_path) -> Record:
 def test_the_curve_has_an_entry_an_epoch_and_what_is_begun_counts(record):
     assert [entry["epoch"] for entry in record.curve] == [1]
     assert record.curve[0]["valid"]["bpc"] == 3.25 and record.curve[0]["train"]["bpc"] == 3.75
-    assert (record.updates, record.epochs, record.seconds) == (15, 1, 9.0)
+    assert (record.parameters, record.updates, record.epochs, record.seconds) == (4_254_050, 15, 1, 9.0)
     assert record.cost() == Cost("lstm_ptb", "float32", 0.6, 10, "a processor", 1)
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path, record):
     record.save(tmp_path / "a" / "b.json")
     assert Record.load(tmp_path / "a" / "b.json") == record
-    (tmp_path / "c.json").write_text('{"row": 1}')
-    with pytest.raises(UsageError, match=r"c\.json: is no record of a run"):
-        Record.load(tmp_path / "c.json")
 
 
 def test_the_page_shows_paper_ours_difference_and_cost(tmp_path, record):

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,19 +35,22 @@ def a_run(**options) -> Run:
 
 
 @pytest.fixture
-def places(tmp_path, monkeypatch) -> running.Places:
-    """Directories of runs, and of the repository's records and pages; nothing is prepared."""
+def runs(tmp_path, monkeypatch) -> Path:
+    """The directory of runs; those of the repository's records and pages are others. Nothing is prepared."""
     monkeypatch.setattr(reproduce, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(reproduce, "PAGES", tmp_path / "pages")
     monkeypatch.setattr(running.corpora, "prepare", lambda *_: tmp_path)
     monkeypatch.setattr(running.corpora, "task_options", lambda *_: {})
     monkeypatch.setattr(running.CharVocabulary, "load", lambda _: SimpleNamespace(corpus="a text"))
-    monkeypatch.setattr(running, "_train", None)
-    return running.Places(tmp_path / "runs", tmp_path)
+    monkeypatch.setattr(running, "train", None)
+    return tmp_path / "runs"
+
+
+CPU = Namespace(threads=1, device="cpu")
 
 
 def finished(run, path, **figures) -> Record:
-    record = running._new_record(run, 1, "cpu")
+    record = running.open_record(run, path, CPU)
     record.state, record.figures = "finished", {"valid bpc carry": 1.0} | figures
     record.save(path)
     return record
@@ -62,7 +67,8 @@ def test_options_of_a_run_are_the_row_s_the_budget_s_and_the_seed():
     run = Run(SU, SU.row("hyperrhn_ptb"), seed=3, precision="bfloat16", budget={"epochs": 4, "hours": 1.5})
     options = {"arch": "hyperrhn_ptb", "seed": 3, "max_epoch": 4, "stop_time_hours": 1.5, "bf16": True}
     assert run.options() == options and run.name == "hyperrhn_ptb-s3"
-    assert plan.flags({"a_b": 1, "c": True, "d": False, "e": None}) == ["--a-b", "1", "--c"]
+    words = plan.program("train", Path("data"), {"a_b": 1, "c": True, "d": False, "e": None})
+    assert words[2:4] == ["-m", "fairseq_cli.train"] and words[-4:] == ["data", "--a-b", "1", "--c"]
     scaled = Run(SU, SU.row("hyperrhn_ptb"), scale=0.1).options()
     assert (scaled["hidden_size"], scaled["hyper_size"], scaled["batch_size"]) == (100, 12, 26)
     assert scaled["max_epoch"] == 7
@@ -77,11 +83,19 @@ def test_options_of_a_run_are_the_row_s_the_budget_s_and_the_seed():
         ("mnist", "Traceback", None),
     ],
 )
-def test_a_figure_is_read_from_what_the_evaluation_printed(table, text, figure):
-    assert running._read_figure(TABLES[table].scoring, text) == figure
+def test_a_figure_is_read_from_what_the_evaluation_printed(tmp_path, table, text, figure):
+    pattern, log = running.pattern_of(TABLES[table].scoring), tmp_path / "evaluation.log"
+    if figure is None:
+        with pytest.raises(UsageError, match="evaluation.log: has no figure"):
+            running.evaluate(printing(text), pattern, 1, log)
+    else:
+        assert running.evaluate(printing(text), pattern, 1, log) == figure
+        assert log.read_text().rstrip() == text
+        with pytest.raises(UsageError, match=re.escape(text.splitlines()[-1])):
+            running.evaluate(printing(text, status=1), pattern, 1, log)
 
 
-def test_what_the_repository_has_recorded_is_not_trained(places, tmp_path, capsys):
+def test_what_the_repository_has_recorded_is_not_trained(runs, tmp_path, capsys):
     path = tmp_path / "records" / "ha-ptb" / "lstm_ptb-s1.json"
     finished(a_run(), path)
     before = path.read_bytes()
@@ -95,19 +109,19 @@ def test_what_the_repository_has_recorded_is_not_trained(places, tmp_path, capsy
     assert path.read_bytes() == before
 
 
-def test_a_run_becomes_a_record_of_the_repository_only_by_record(places, tmp_path, monkeypatch):
+def test_a_run_becomes_a_record_of_the_repository_only_by_record(runs, tmp_path, monkeypatch):
     path = tmp_path / "records" / "ha-ptb" / "lstm_ptb-s1.json"
-    record = finished(a_run(), places.record(a_run()), **{"test bpc carry": 1.2})
-    words = ["ha-ptb", "lstm_ptb", "--runs", str(places.runs)]
+    record = finished(a_run(), a_run().record(runs), **{"test bpc carry": 1.2})
+    words = ["ha-ptb", "lstm_ptb", "--runs", str(runs)]
     reproduce.main(words)
-    assert not path.exists() and "1.200" in (places.runs / "ha-ptb.md").read_text()
+    assert not path.exists() and "1.200" in (runs / "ha-ptb.md").read_text()
     reproduce.main([*words, "--record", "a note"])
     assert Record.load(path).remark == "a note" and Record.load(path).figures == record.figures
     assert "- lstm_ptb: a note" in (tmp_path / "pages" / "ha-ptb.md").read_text()
     before = path.read_bytes()
 
     def fail(run, *_):
-        return Record("ha-ptb", "lstm_ptb", "lstm_ptb", 1, 1.0, "float32", state="failed", problem="diverged")
+        raise UsageError("diverged")
 
     monkeypatch.setattr(running, "execute", fail)
     with pytest.raises(UsageError, match=r"1 of 1 runs failed: lstm_ptb-s1 \(diverged\)"):
@@ -118,11 +132,11 @@ def test_a_run_becomes_a_record_of_the_repository_only_by_record(places, tmp_pat
 def test_a_record_is_opened_for_another_budget_and_nothing_else(tmp_path):
     path = tmp_path / "record.json"
     finished(a_run(budget={"epochs": 2}), path)
-    assert running._open_record(a_run(budget={"epochs": 2}), path, 1, "cpu").state == "finished"
-    longer = running._open_record(a_run(budget={"epochs": 3}), path, 1, "cpu")
+    assert running.open_record(a_run(budget={"epochs": 2}), path, CPU).state == "finished"
+    longer = running.open_record(a_run(budget={"epochs": 3}), path, CPU)
     assert (longer.state, longer.figures, longer.options["max_epoch"]) == ("training", {}, 3)
     with pytest.raises(UsageError, match=r"started with other options \(bf16\)"):
-        running._open_record(a_run(budget={"epochs": 2}, precision="bfloat16"), path, 1, "cpu")
+        running.open_record(a_run(budget={"epochs": 2}, precision="bfloat16"), path, CPU)
 
 
 def printing(*lines, status=0) -> list[str]:
@@ -131,23 +145,20 @@ def printing(*lines, status=0) -> list[str]:
 
 
 def trained(tmp_path, *lines, status=0) -> Record:
-    record = running._new_record(a_run(), 1, "cpu")
-    running._train(a_run(), printing(*lines, status=status), tmp_path, record, tmp_path / "record.json", 1)
-    return record
+    (tmp_path / "record").mkdir(exist_ok=True)
+    record = running.open_record(a_run(), tmp_path / "record.json", CPU)
+    with contextlib.suppress(UsageError):
+        running.train(printing(*lines, status=status), record, tmp_path / "record.json", 1)
+    return Record.load(tmp_path / "record.json")
 
 
-def test_what_ended_a_training_is_recorded(tmp_path):
-    record = trained(tmp_path, EPOCH, "Stopping training due to num_updates: 10 >= max_update: 10")
-    assert (record.state, record.stopped_by, record.updates) == ("evaluating", "updates", 10)
+def test_how_a_training_ended_is_recorded(tmp_path):
+    record = trained(tmp_path, EPOCH)
+    assert (record.state, record.updates) == ("evaluating", 10)
     # The log goes on. A training with nothing left to do leaves what was recorded.
-    assert trained(tmp_path, "nothing is left").stopped_by == "updates"
+    assert trained(tmp_path, "nothing is left").updates == 10
     record = trained(tmp_path, EPOCH.replace("10", "20").replace("1,", "2,"), "ValueError: no", status=3)
     assert (record.state, record.problem, record.updates) == ("failed", "ValueError: no", 20)
-    assert Record.load(tmp_path / "record.json").curve == record.curve
-    line = "PTB, test, protocol carry: 1.250000 bits per character, perplexity 2.4"
-    assert running._evaluate(a_run(), "test bpc carry", printing(line), tmp_path, 1) == 1.25
-    with pytest.raises(UsageError, match="evaluation.log: no test bpc carry: PTB, test"):
-        running._evaluate(a_run(), "test bpc carry", printing(line, status=1), tmp_path, 1)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +166,8 @@ def test_what_ended_a_training_is_recorded(tmp_path):
     [
         (["ha-ptp"], "TABLE ha-ptp is unknown, did you mean ha-ptb"),
         (["ha-ptb", "lstm"], "ha-ptb has no row lstm, it has lstm_ptb"),
-        (["ha-ptb", "--hours", "nan"], "--hours nan is not a number above 0"),
-        (["ha-iam", "lstm_900_iam"], "--from-dir is not given: iam-graves cannot be downloaded"),
+        (["ha-ptb", "lstm_ptb", "--scale", "2"], "--scale 2 is not in (0, 1]"),
+        (["ha-iam", "lstm_900_iam"], "--from-dir"),
     ],
 )
 def test_mistakes_end_in_one_line(capsys, tmp_path, monkeypatch, arguments, message):
@@ -194,7 +205,10 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_left_alone(tmp_path):
     place = tmp_path / "runs" / "ha-ptb" / "lstm_ptb-s1"
     path, log = place.with_suffix(".json"), place / "train.log"
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
-        wait_for(lambda: log.exists() and '"num_updates": "70"' in log.read_text())
+        wait_for(
+            lambda: first.poll() is not None or log.exists() and '"num_updates": "70"' in log.read_text()
+        )
+        assert first.poll() is None
         first.kill()
     # The training ends with what ran it, and saves.
     wait_for(lambda: not processes_in(place))
@@ -204,7 +218,7 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_left_alone(tmp_path):
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS, check=False)
     assert result.returncode == 0, result.stderr
     record, before = Record.load(path), path.read_bytes()
-    assert (record.state, record.epochs, record.stopped_by) == ("finished", 3, "epochs")
+    assert (record.state, record.epochs) == ("finished", 3)
     assert set(record.figures) == {"valid bpc carry", "test bpc carry"}
     assert "Loaded checkpoint" in log.read_text()
     # The small text of this test stands in for PTB, and the page says so.

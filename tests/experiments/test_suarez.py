@@ -148,7 +148,7 @@ MISTAKES = {
         "weights.pt: has cell.HyperCell.cell.2.weight, which",
     ),
     "transposed": (lambda s: s.update({"cell.upscaleProj.1.weight": torch.zeros(4, 7)}), "stack expects"),
-    "code": (lambda s: s.update(embed=Shell("touch ran")), "system"),
+    "code": (lambda s: s.update(embed=Shell("touch ran")), "Weights only load failed"),
 }
 
 
@@ -179,7 +179,7 @@ def test_wrong_state_dicts_are_one_line(corpus, tmp_path, capsys, monkeypatch, m
     [
         ("__import__('os').system('true')", "malformed node or string"),
         ("{'a': 0, 'b': 2}", "vocab.txt: its indices are not 0 to "),
-        (repr({chr(0x4E00 + index): index for index in range(40)}), "differ in"),
+        (repr({chr(0x4E00 + index): index for index in range(40)}), "KeyError"),
     ],
 )
 def test_wrong_vocabularies_are_one_line(corpus, tmp_path, capsys, text, message):

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from helpers.forks import Programs
+from rhhn_fairseq.errors import UsageError
 
 # Seconds after which a program hangs, however busy the machine is: no verdict depends on how fast it is.
 HANGS = 600
@@ -97,24 +98,14 @@ def python(code: str, cwd=None, **environment: str) -> subprocess.CompletedProce
     return subprocess.CompletedProcess(["-c"], outcome.status, outcome.stdout, outcome.stderr)
 
 
-class ForkedProgram:
-    """What `experiments.running.Program` is, for one of fairseq's programs, as a fork."""
-
-    def __init__(self, command: list[str], threads: int):
-        assert threads == 1 and command[:3] == [sys.executable, "-P", "-m"]
-        module, *arguments = command[3:]
-        result = run_module(module, arguments, check=False)
-        self._lines = (result.stdout + result.stderr).splitlines(keepends=True)
-        self.status = result.returncode
-
-    def __enter__(self) -> "ForkedProgram":
-        return self
-
-    def __iter__(self):
-        yield from self._lines
-
-    def __exit__(self, *_) -> None:
-        pass
+def forked_output(command: list[str], threads: int, log: Path) -> list[str]:
+    """What `experiments.running.output` is, for one of fairseq's programs, as a fork."""
+    assert threads == 1 and command[:3] == [sys.executable, "-P", "-m"]
+    result = run_module(command[3], command[4:], check=False)
+    lines = (result.stdout + result.stderr).splitlines(keepends=True)
+    if result.returncode:
+        raise UsageError(lines[-1].strip())
+    return lines
 
 
 def _run_process(module, args, workers, env, timeout, cwd) -> subprocess.CompletedProcess:
