@@ -302,7 +302,9 @@ def run(args: argparse.Namespace, command: list[str]) -> None:
         tunings = [Tuning(system, args, size) for system in systems.values()]
         left = sum(max(0, args.trials - len(tuning.trials())) for tuning in tunings)
         again = min(args.best, len(tunings)) * args.repeats
-        print(f"{left} trainings, then {again} with other seeds unless they are made", flush=True)
+        longest = (left + again) * args.seconds / 60
+        told = "" if args.symbols else f": at most about {longest:,.0f} minutes of updates"
+        print(f"{left} trainings, then {again} with other seeds unless they are made{told}", flush=True)
         for tuning in tunings:
             tuning.run()
         ranked = sorted((t for t in tunings if t.best()), key=lambda tuning: _bpc(tuning.best()))
