@@ -8,8 +8,8 @@ a pipe or a device in place of a file never ends.
 import atexit
 import fileinput
 import functools
+import gc
 import importlib
-import multiprocessing
 import os
 import queue
 import signal
@@ -22,6 +22,7 @@ from contextlib import contextmanager
 
 import numpy as np
 from torch._utils import ExceptionWrapper
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from rhhn_fairseq.compat import in_place_of
 from rhhn_fairseq.data.text.stream import OTHER_FORMATS, check_stream
@@ -191,16 +192,15 @@ def start_reading(start, self) -> None:
 
 @atexit.register
 def end_reading() -> None:
-    """Ends all that still reads when a program ends, which would wait for a worker that misses its SIGTERM.
+    """Ends all that still reads when a program ends, data workers by the loader's own event.
 
-    One that is pending from another process hides that of the parent, see ``work``.
+    multiprocessing would send SIGTERM. They then leave directories behind in the temporary one, and a worker
+    misses it if one of another process is pending, see ``work``; the program would wait for ever.
     """
     stop_reading()
-    for child in multiprocessing.active_children() if "fairseq_cli" in sys.modules else ():
-        if child.daemon:
-            # torch's handler raises for a worker that a signal ends.
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            child.kill()
+    for thing in gc.get_objects() if "fairseq_cli" in sys.modules else ():
+        if type(thing) is _MultiProcessingDataLoaderIter:
+            thing._shutdown_workers()
 
 
 @in_place_of("torch.utils.data._utils.worker:_worker_loop")

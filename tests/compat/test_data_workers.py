@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from helpers.cli import HANGS
+from helpers.cli import HANGS, run_module
 from helpers.in_process import Log, acting_at, char_lm, train
 from torch.utils.data import DataLoader
 
@@ -62,6 +62,7 @@ next(batches)
 (worker,) = batches._workers
 os.kill(worker.pid, signal.SIGSTOP)
 subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
+subprocess.Popen(["sh", "-c", f"sleep 8; kill -CONT {worker.pid}"])
 """
 
 
@@ -106,3 +107,12 @@ def test_a_signal_wins_over_the_error_that_it_causes(tmp_path):
     whole = train(*line(tmp_path, "--save-dir", tmp_path / "whole"))
     # The error came while update 2 was being logged, so the next logged loss is the mean of two updates.
     assert train(*line(tmp_path)).losses[1:] == whole.losses[3:]
+
+
+def test_nothing_is_left_in_the_temporary_directory(tmp_path):
+    """In a new process, because one that has started workers before has its directory already."""
+    corpus, left = tmp_path / "corpus", tmp_path / "left"
+    left.mkdir()
+    options = ["--num-workers", 1, "--max-update", 2]
+    run_module("fairseq_cli.train", char_lm(corpus, tmp_path / "run", *options), env={"TMPDIR": str(left)})
+    assert not list(left.glob("pymp-*"))
