@@ -1,10 +1,16 @@
-"""A tiny parallel corpus, prepared for fairseq's translation task, and a model that has learnt it."""
+"""A tiny parallel corpus, prepared for fairseq's translation task, and a model that has learnt it; and
+random models and sentences."""
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import sentencepiece
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 
+import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from helpers.cli import fairseq_train, run_module
 
 ENGLISH = "one two three four five six seven eight nine ten the cat".split()
@@ -75,3 +81,36 @@ def train(data: Path, save_dir: Path) -> Path:
     options = ["--encoder-bidirectional", "--max-epoch", 32, "--no-epoch-checkpoints"]
     fairseq_train(lstm(data, save_dir, *options))
     return save_dir / "checkpoint_last.pt"
+
+
+def _dictionary():
+    dictionary = Dictionary()
+    for n in range(12):
+        dictionary.add_symbol(f"w{n}")
+    return dictionary
+
+
+def random_model(seed=1, arch="lstm_gnmt_small", ends=2.0, **options):
+    """A model of large random weights; the more it ``ends``, the shorter its sentences."""
+    dictionary = _dictionary()
+    config = MODEL_DATACLASS_REGISTRY[arch](hidden_size=7, embed_dim=5)
+    for name, value in ({"share_embeddings": "none"} | options).items():
+        setattr(config, name, value)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, cfg=None)
+    model = MODEL_REGISTRY[arch].build_model(config, task)
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=2.0)
+    with torch.no_grad():
+        model.decoder.output.bias[dictionary.eos()] = ends
+    return model.double().eval(), dictionary
+
+
+def random_sentences(lengths, dictionary, seed=0):
+    """A batch of random sentences, padded on the left."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.full((len(lengths), max(lengths)), dictionary.pad())
+    for row, length in zip(tokens, lengths, strict=True):
+        row[-length:] = torch.randint(dictionary.nspecial, len(dictionary), (length,), generator=draw)
+        row[-1] = dictionary.eos()
+    return {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor(lengths)}}

@@ -6,16 +6,13 @@ The graph is imitated on the CPU, see graph_imitation.py.
 import gc
 import logging
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.data import Dictionary
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 from helpers.graph_imitation import count, imitate, imitated_graphs
+from helpers.tiny_translation import random_model, random_sentences
 
-import rhhn_fairseq.plugin  # noqa: F401
 from rhhn_fairseq.layers import decoding
 from rhhn_fairseq.ops import policy
 from rhhn_fairseq.ops.backends import graphs
@@ -33,39 +30,6 @@ def told(monkeypatch, caplog):
 @pytest.fixture
 def imitated(monkeypatch, told):
     imitated_graphs(monkeypatch)
-
-
-def _dictionary():
-    dictionary = Dictionary()
-    for n in range(12):
-        dictionary.add_symbol(f"w{n}")
-    return dictionary
-
-
-def _model(seed=1, arch="lstm_gnmt_small", ends=2.0, **options):
-    """A model of large random weights; the more it ``ends``, the shorter its sentences."""
-    dictionary = _dictionary()
-    config = MODEL_DATACLASS_REGISTRY[arch](hidden_size=7, embed_dim=5)
-    for name, value in ({"share_embeddings": "none"} | options).items():
-        setattr(config, name, value)
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, cfg=None)
-    model = MODEL_REGISTRY[arch].build_model(config, task)
-    torch.manual_seed(seed)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=2.0)
-    with torch.no_grad():
-        model.decoder.output.bias[dictionary.eos()] = ends
-    return model.double().eval(), dictionary
-
-
-def _sentences(lengths, dictionary, seed=0):
-    """A batch of random sentences, padded on the left."""
-    draw = torch.Generator().manual_seed(seed)
-    tokens = torch.full((len(lengths), max(lengths)), dictionary.pad())
-    for row, length in zip(tokens, lengths, strict=True):
-        row[-length:] = torch.randint(dictionary.nspecial, len(dictionary), (length,), generator=draw)
-        row[-1] = dictionary.eos()
-    return {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor(lengths)}}
 
 
 def _hypotheses(models, dictionary, sample, beam=3):
@@ -92,10 +56,10 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "ensemble"])
 def test_hypotheses_are_the_same(variant, imitated, monkeypatch):
-    model, dictionary = _model(**VARIANTS.get(variant, {}))
-    models = [model, _model(2)[0]] if variant == "ensemble" else [model]
+    model, dictionary = random_model(**VARIANTS.get(variant, {}))
+    models = [model, random_model(2)[0]] if variant == "ensemble" else [model]
     # Sentences that end at different steps, in batches of different shapes.
-    samples = [_sentences(lengths, dictionary) for lengths in ([4, 9, 2, 7, 5], [17, 3], [6])]
+    samples = [random_sentences(lengths, dictionary) for lengths in ([4, 9, 2, 7, 5], [17, 3], [6])]
     samples.append(samples[0])
     results = [_hypotheses(models, dictionary, sample) for sample in samples]
     assert all(count(decoding._recordings[one.decoder]) > 0 for one in models)
@@ -107,9 +71,9 @@ def test_hypotheses_are_the_same(variant, imitated, monkeypatch):
 
 
 def test_batches_share_graphs(imitated):
-    model, dictionary = _model()
+    model, dictionary = random_model()
     for seed, lengths in enumerate(([4, 9, 2, 7], [12, 3, 5], [16, 16, 16, 16], [3, 3, 3])):
-        _hypotheses([model], dictionary, _sentences(lengths, dictionary, seed))
+        _hypotheses([model], dictionary, random_sentences(lengths, dictionary, seed))
     # Four sentences of sixteen positions, and what is left of them: two and one.
     assert count(decoding._recordings[model.decoder]) <= 3
     assert len(decoding._recordings[model.decoder].met) <= 3
@@ -117,8 +81,8 @@ def test_batches_share_graphs(imitated):
 
 def test_kernels_have_graphs_of_their_own(imitated, monkeypatch):
     """What has been recorded goes on with the kernels of that time."""
-    model, dictionary = _model()
-    sample, counts = _sentences([4, 6], dictionary), []
+    model, dictionary = random_model()
+    sample, counts = random_sentences([4, 6], dictionary), []
     for name in ("aten", "reference", "aten"):
         monkeypatch.setenv("RHHN_KERNEL", name)
         for _ in range(2):
@@ -128,8 +92,8 @@ def test_kernels_have_graphs_of_their_own(imitated, monkeypatch):
 
 
 def test_other_weights_and_no_weights(imitated, monkeypatch):
-    model, dictionary = _model()
-    sample = _sentences([4, 6], dictionary)
+    model, dictionary = random_model()
+    sample = random_sentences([4, 6], dictionary)
     _hypotheses([model], dictionary, sample)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -156,8 +120,8 @@ def test_graphs_go_with_their_module():
 
 def test_not_in_training_for_gradients_or_under_autocast(imitated, told):
     """Autocast keeps copies of the weights for as long as it lasts; a graph would go on reading them."""
-    model, dictionary = _model()
-    sample = _sentences([4, 6], dictionary)
+    model, dictionary = random_model()
+    sample = random_sentences([4, 6], dictionary)
     tokens = torch.tensor([[dictionary.eos()], [dictionary.eos()]])
     for train, graph in ((True, False), (False, True)):
         model.train(train)
@@ -179,9 +143,9 @@ def test_not_in_training_for_gradients_or_under_autocast(imitated, told):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_on_a_gpu(variant, monkeypatch):
     monkeypatch.setenv(policy.CUDA_GRAPHS, "1")
-    model, dictionary = _model(**VARIANTS[variant])
+    model, dictionary = random_model(**VARIANTS[variant])
     model.cuda()
-    sample = _sentences([4, 9, 2, 7, 5], dictionary)
+    sample = random_sentences([4, 9, 2, 7, 5], dictionary)
     sample = {"net_input": {key: value.cuda() for key, value in sample["net_input"].items()}}
     results = [_hypotheses([model], dictionary, sample) for _ in range(2)]
     assert count(decoding._recordings[model.decoder]) > 0
