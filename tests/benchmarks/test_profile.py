@@ -35,6 +35,7 @@ def run(*arguments) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_parts_of_a_training_step(tiny_corpus, tmp_path):
     figures = tmp_path / "figures.json"
     training = lstm(tiny_corpus, tmp_path / "checkpoints", "--lr", 0.01)

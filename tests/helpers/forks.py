@@ -42,6 +42,8 @@ PRELOADED = {
         *(f"fairseq_cli.{name}" for name in CLI),
         "rhhn_fairseq.plugin",
         "rhhn_fairseq.cli.translate",
+        # The first optimizer of a training imports it, for two seconds.
+        "torch._dynamo",
     ),
     "torch": ("torch", "torch.distributed", "torch.utils.tensorboard", "sacrebleu", "scipy.stats", "sklearn"),
 }
