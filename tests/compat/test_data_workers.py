@@ -5,6 +5,8 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,8 +113,8 @@ def test_a_signal_wins_over_the_error_that_it_causes(tmp_path):
 
 def test_nothing_is_left_in_the_temporary_directory(tmp_path):
     """In a new process, because one that has started workers before has its directory already."""
-    corpus, left = tmp_path / "corpus", tmp_path / "left"
-    left.mkdir()
-    options = ["--num-workers", 1, "--max-update", 2]
-    run_module("fairseq_cli.train", char_lm(corpus, tmp_path / "run", *options), env={"TMPDIR": str(left)})
-    assert not list(left.glob("pymp-*"))
+    arguments = char_lm(tmp_path / "corpus", tmp_path / "run", "--num-workers", 1, "--max-update", 2)
+    # The path of a socket in it may have 108 characters.
+    with tempfile.TemporaryDirectory() as place:
+        run_module("fairseq_cli.train", arguments, env={"TMPDIR": place})
+        assert not list(Path(place).glob("pymp-*"))

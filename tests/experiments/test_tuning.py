@@ -79,6 +79,7 @@ def _tune(corpus, directory, *more):
     return json.loads((directory / "comparison.json").read_text())["systems"]
 
 
+@pytest.mark.slow
 def test_trials_are_kept_and_the_best_is_repeated(corpus, tmp_path, capsys):
     first = _tune(corpus, tmp_path)
     said = capsys.readouterr().out

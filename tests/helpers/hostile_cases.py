@@ -57,5 +57,5 @@ QUICK = {
     case.name
     for number, case in enumerate(CASES)
     if case.name.startswith(("control/eval_lm", "control/interactive", "checkpoint/eval_lm from a pipe"))
-    or (not case.harmless and not case.slow and number % 6 == 0)
+    or (not case.harmless and not case.slow and number % 12 == 0)
 }

@@ -231,7 +231,7 @@ print(torch.equal(rnn(x)[0], expected(x)[0]))
 """
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_weights_of_a_module_on_meta_are_initialised(sharded):
     """In a process of its own: one that has sharded a module hangs when another thread of it forks, because
     torch's thread-local cache of DTensors then destroys the process group in the child."""

@@ -83,15 +83,13 @@ def test_a_handwriting_model_without_a_text(tmp_path):
     assert len(re.findall("[ML]", run_alone(tmp_path, ""))) == 400
 
 
-@pytest.mark.parametrize(
-    "training", [["--max-update", 2], pytest.param(["--max-epoch", 12], marks=pytest.mark.slow)]
-)
-def test_a_translation_model_from_the_command_line(training, tmp_path, capsys):
-    """Log-probabilities of three steps of two hypotheses; and a model that has learnt translates a text."""
+@pytest.mark.slow
+def test_a_translation_model_from_the_command_line(tmp_path, capsys):
+    """Log-probabilities of the encoder and of three steps of two hypotheses; and a text is translated."""
     corpus = tiny_translation.prepare(tmp_path)
     sizes = ["--arch", "hyperlstm_gnmt_small", "--hidden-size", 64, "--embed-dim", 32, "--hyper-size", 8]
     line = tiny_translation.arguments(
-        corpus, tmp_path / "models", *sizes, *training, "--no-epoch-checkpoints"
+        corpus, tmp_path / "models", *sizes, "--max-epoch", 12, "--no-epoch-checkpoints"
     )
     fairseq_train([*line, "--dropout", 0, "--warmup-updates", 10, "--no-eval-bleu"])
     path = tmp_path / "models" / "checkpoint_last.pt"
@@ -111,8 +109,7 @@ def test_a_translation_model_from_the_command_line(training, tmp_path, capsys):
         np.testing.assert_allclose(scores, expected[:, at], atol=1e-4, rtol=0)
     lines = "".join(" ".join(loaded.pieces.encode(text, out_type=str)) + "\n" for text in english)
     translated = run_alone(tmp_path / "graphs", stdin=lines).splitlines()
-    right = sum(map(str.__eq__, translated, map(tiny_translation.french, english)))
-    assert len(translated) == 8 and (right >= 6 or "--max-update" in training)
+    assert sum(map(str.__eq__, translated, map(tiny_translation.french, english))) >= 6
 
 
 def test_the_packaged_models_write_without_torch(tmp_path):
