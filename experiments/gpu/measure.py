@@ -154,7 +154,7 @@ def compare(contenders: Contenders, device: str, rounds: int, **about) -> None:
 
 
 def pack(checkpoint: str, folder: str) -> None:
-    state, buffer = torch.load(checkpoint, map_location="cpu", weights_only=False), io.BytesIO()
+    state, buffer = torch.load(checkpoint, map_location="cpu", weights_only=True), io.BytesIO()
     state["model"] = {k: v.bfloat16() if v.is_floating_point() else v for k, v in state["model"].items()}
     torch.save(state | {"last_optimizer_state": None}, buffer)
     for number, at in enumerate(range(0, buffer.tell(), PIECE)):

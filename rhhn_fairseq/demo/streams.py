@@ -23,8 +23,8 @@ from rhhn_fairseq.inspection.weights import shown
 
 # Lengths and prompts of the samples that measure a model's scale.
 MEASURED_SYMBOLS, MEASURED_POINTS = 200, 200
-# The measured drawings without a text, and their points.
-DRAWINGS, DRAWING = 4, 40
+# Drawings without a text that are measured, and the points of each.
+MEASURED_DRAWINGS, DRAWING_POINTS = 4, 40
 PROMPT, LINE = "def ", "hello world"
 
 
@@ -139,9 +139,9 @@ def measure(models: Models) -> dict:
 
 def _measure_strokes(model: nn.Module, text: str | None) -> dict:
     """Returns the scale of colours, and the size of a letter or, without a text, of the largest drawing."""
-    config = WritingConfig(bias=1.0, points=DRAWING if text is None else None)
+    config = WritingConfig(bias=1.0, points=DRAWING_POINTS if text is None else None)
     changes, left, right, top, bottom = [], 0.0, 0.0, 0.0, 1.0
-    for number in range(DRAWINGS if text is None else 1):
+    for number in range(MEASURED_DRAWINGS if text is None else 1):
         rows = list(islice(line_rows(model, text, config, number=number), MEASURED_POINTS))[:-1]
         changes += [row["change"] for row in rows]
         x, y = (np.cumsum([row[axis] for row in rows]) for axis in ("dx", "dy"))
