@@ -88,7 +88,7 @@ cli_main()
 """
 
 
-@pytest.mark.parametrize("form", ["user directory", "installed"])
+@pytest.mark.parametrize("form", ["user directory", pytest.param("installed", marks=pytest.mark.slow)])
 def test_every_job_of_a_sweep_trains(tmp_path, form):
     """separate_jobs: the second would resume from the checkpoints of the first, and train nothing.
 

@@ -10,6 +10,7 @@ Started as a program it serves requests, one JSON object a line, on its standard
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import logging
@@ -137,6 +138,14 @@ def serve() -> None:
     for module in PRELOADED[sys.argv[1]]:
         importlib.import_module(module)
     sys.modules["torch"].set_num_threads(1)
+    if "hydra" in sys.modules:
+        # Its parser fills tables with what it reads, which every command would do again.
+        words = ("1", "-1", "1.5", "1e-3", "true", "null", "'a.b: c'", "[1, 2]", "['a']", "a_b", "[]")
+        parser = importlib.import_module("hydra.core.override_parser.overrides_parser").OverridesParser
+        parser.create().parse_overrides([f"a.b_c={word}" for word in words])
+    # A collection in a fork would copy every page that holds an object.
+    gc.collect()
+    gc.freeze()
     for line in requests:
         # TemporaryDirectory would be removed by the child too: its finalizer is one of the functions at exit.
         folder = Path(tempfile.mkdtemp())

@@ -15,6 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from helpers.cli import HANGS
+from rhhn_fairseq.compat.data import end_reading
 from rhhn_fairseq.compat.errors import message_of
 
 SECONDS = HANGS
@@ -57,6 +58,8 @@ def run(program: str, arguments, stdin: str = "") -> Outcome:
     finally:
         # Later trainings of the process would take it for running.
         forget_hydra()
+        # As at the end of a process; a loader that is collected as garbage waits five seconds for a worker.
+        end_reading()
     return Outcome("works", output.getvalue())
 
 

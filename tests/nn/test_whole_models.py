@@ -54,7 +54,7 @@ def test_logits_of_a_character_model(tmp_path, cell):
         np.testing.assert_allclose(logits, row, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("start", ["zeros", "first"])
+@pytest.mark.parametrize("start", [pytest.param("zeros", marks=pytest.mark.slow), "first"])
 @torch.no_grad()
 def test_mixtures_of_a_handwriting_model(tmp_path, start):
     model = tiny_handwriting.disturb(tiny_handwriting.build("ln_hyperlstm", 3, layers=2, window_start=start))
