@@ -171,12 +171,6 @@ def index_fasta(inner, dataset, path: str) -> tuple[np.ndarray, np.ndarray]:
 _running = weakref.WeakSet()
 
 
-def stop_reading() -> None:
-    """Stops all threads that fetch batches."""
-    for consumer in list(_running):
-        stop(consumer)
-
-
 @in_place_of("fairseq.data.iterators:BackgroundConsumer.start")
 def start_reading(start, self) -> None:
     """A run that stops in mid-epoch (--max-update) leaves threads behind that still fetch batches.
@@ -184,7 +178,7 @@ def start_reading(start, self) -> None:
     These are daemon threads. If the interpreter shuts down while one of them is in PyTorch's C++ code,
     the process can abort ("terminate called without an active exception") with a non-zero status after
     all work is done, and torchrun reports a failed job. So they are stopped and joined when the
-    program's main function returns or, under Hydra, at exit.
+    program's main function returns.
     """
     _running.add(self)
     start(self)
@@ -192,12 +186,13 @@ def start_reading(start, self) -> None:
 
 @atexit.register
 def end_reading() -> None:
-    """Ends all that still reads when a program ends, data workers by the loader's own event.
+    """Ends all that still reads when a training or a program ends, data workers by the loader's own event.
 
     multiprocessing would send SIGTERM. They then leave directories behind in the temporary one, and a worker
     misses it if one of another process is pending, see ``work``; the program would wait for ever.
     """
-    stop_reading()
+    for consumer in list(_running):
+        stop(consumer)
     for thing in gc.get_objects() if "fairseq_cli" in sys.modules else ():
         if type(thing) is _MultiProcessingDataLoaderIter:
             thing._shutdown_workers()
@@ -230,7 +225,11 @@ READ_HERE = "if memory or /dev/shm is full, --num-workers 0 needs less of both"
 
 @contextmanager
 def readers_ended() -> Iterator[None]:
-    """No thread that fetches batches outlives the program, and a killed data worker ends it in one line."""
+    """Nothing that reads outlives a training, and a killed data worker ends it in one line.
+
+    A sweep trains several in one process. Data workers of the one before would wait beside the next, and a
+    loader that is collected as garbage takes five seconds to end its worker.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -238,7 +237,7 @@ def readers_ended() -> Iterator[None]:
             raise
         raise UsageError(f"{str(error).partition('. ')[0]}; {READ_HERE}") from error
     finally:
-        stop_reading()
+        end_reading()
 
 
 def lost_a_worker(error: Exception) -> bool:

@@ -109,6 +109,8 @@ def test_a_signal_wins_over_the_error_that_it_causes(tmp_path):
     whole = train(*line(tmp_path, "--save-dir", tmp_path / "whole"))
     # The error came while update 2 was being logged, so the next logged loss is the mean of two updates.
     assert train(*line(tmp_path)).losses[1:] == whole.losses[3:]
+    # Of several trainings in a process, as in a sweep, none leaves its data workers beside the next.
+    assert not multiprocessing.active_children()
 
 
 def test_nothing_is_left_in_the_temporary_directory(tmp_path):

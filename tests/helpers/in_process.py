@@ -16,7 +16,6 @@ from fairseq_cli import train as program
 
 from helpers.cli import USER_DIR
 from helpers.tiny_char_lm import write_corpus
-from rhhn_fairseq.compat.data import end_reading
 
 # Two epochs of 22 updates with dropout; every loss is logged in full.
 CHAR_LM = ["--task", "char_lm", "--arch", "char_lm", "--cell", "lstm", "--hidden-size", 8]
@@ -101,8 +100,6 @@ def train(*arguments, log: Log | None = None) -> Log:
     finally:
         root.removeHandler(log)
         root.setLevel(level)
-        # As at the end of a process; a loader that is collected as garbage waits five seconds for a worker.
-        end_reading()
     return log
 
 
