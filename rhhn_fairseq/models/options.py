@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import register_model
+from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model, register_model_architecture
+from hydra.core.config_store import ConfigNode, ConfigStore
+from omegaconf import OmegaConf
 
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
@@ -187,6 +189,30 @@ def register_architectures(
             for key, value in row.options.items()
         ]
         title = "".join(word.capitalize() for word in name.split("_"))
-        own = dataclasses.make_dataclass(f"{title}Config", changed, bases=(config,), namespace=place)
+        # The fields are the same, and so are the methods that compare and show them.
+        same = dict(bases=(config,), namespace=place, eq=False, repr=False)
+        own = dataclasses.make_dataclass(f"{title}Config", changed, **same)
         contents = {"__doc__": f"The architecture ``{name}``.", "RECIPE": recipe_of(name)} | place
-        register_model(name, dataclass=own)(type(title, (model,), contents))
+        _register(name, type(title, (model,), contents), own)
+
+
+class LateNode(ConfigNode):
+    """What Hydra knows of an architecture: the class of its configuration, whose values it builds when asked.
+
+    Those of all architectures take half a second at the start of every program, and Hydra copies them.
+    """
+
+    def __copy__(self) -> ConfigNode:
+        config = self.node()
+        config._name = self.name.removesuffix(".yaml")
+        return ConfigNode(self.name, OmegaConf.structured(config), self.group, self.package, self.provider)
+
+
+def _register(name: str, model: type, config: type) -> None:
+    """Does what ``register_model(name, dataclass=config)(model)`` does, with a ``LateNode``."""
+    register_model(name)(model)
+    setattr(model, "__dataclass", config)
+    MODEL_DATACLASS_REGISTRY[name] = config
+    register_model_architecture(name, name)(lambda _: None)
+    node = LateNode(f"{name}.yaml", config, "model", None, "fairseq")
+    ConfigStore.instance().repo["model"][node.name] = node

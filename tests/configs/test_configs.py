@@ -11,6 +11,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from helpers.option_walk import Workplace
 from helpers.programs import forget_hydra, run
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
@@ -99,6 +100,16 @@ def test_both_programs_train_the_same(config, arch, monkeypatch):
     assert by_file.keys() == by_line.keys()
     for section, values in by_file.items():
         assert values == by_line[section], section
+
+
+def test_architectures_are_entries_of_hydras_group():
+    """As fairseq's own models are; their values are built when one is asked for."""
+    with initialize_config_dir(str(CONFIGS.resolve()), version_base="1.1"):
+        cfg = compose(overrides=["+model=hyperrhn_ptb", "model.hidden_size=7"])
+    forget_hydra()
+    assert cfg.model._name == "hyperrhn_ptb" and cfg.model.cell == "hyperrhn" and cfg.model.hidden_size == 7
+    entries = ConfigStore.instance().repo["model"]
+    assert all(isinstance(entries[f"{arch}.yaml"].node, type) for arch in char_lm_table.ARCHITECTURES)
 
 
 @pytest.mark.parametrize(
