@@ -113,7 +113,7 @@ def test_figures_of_the_report(monkeypatch):
 
 
 @pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("changes", [{}, {"what": "decode"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, pytest.param({"what": "decode"}, marks=pytest.mark.slow)], ids=str)
 def test_every_benchmark_checks_times_and_reports(module, changes, tmp_path, capsys, monkeypatch):
     if changes and module is not translation:
         pytest.skip("is no option of it")

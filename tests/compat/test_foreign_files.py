@@ -14,7 +14,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import FastaDataset
 from helpers import tiny_char_lm, tiny_handwriting
-from helpers.cli import fairseq_train, run_module
+from helpers.cli import fairseq_train, run_module, run_rhhn
 from helpers.tiny_translation import lstm
 from safetensors.torch import load_file, save_file
 
@@ -180,7 +180,7 @@ def test_no_escape_sequence_reaches_a_terminal(tmp_path):
     shown = str(UsageError(f"{name}: no such file"))
     assert shown == "bad\\x1b[2Jname\\x9b\\r.pt: no such file"
     assert printable("Grüße\tan\r\nalle 漢字\u00a0!") == "Grüße\tan\r\nalle 漢字\u00a0!"
-    result = run_module("rhhn_fairseq", ["sample", tmp_path / name], check=False)
+    result = run_rhhn("sample", tmp_path / name, check=False)
     assert result.returncode == 1
     assert "\x1b" not in result.stdout + result.stderr and "\\x1b[2J" in result.stderr
 

@@ -50,6 +50,7 @@ def test_one_line_sums_the_training_up(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_command_is_as_quiet_as_the_program(tmp_path):
     """``rhhn train`` loads the plugin itself, and keeps fairseq's details off the screen all the same."""
     screens = []

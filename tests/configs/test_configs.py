@@ -128,7 +128,12 @@ def test_files_of_their_own_change_only_what_they_name(config, task, expected):
     assert cfg["model"].get("h_detach") == (0.5 if config == "synthetic_hdetach" else None)
 
 
-@pytest.mark.parametrize("config", TABLES)
+QUICK = ("char_lm", "gnmt")
+
+
+@pytest.mark.parametrize(
+    "config", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in TABLES]
+)
 def test_the_same_weights_after_two_updates(config, tmp_path):
     arch, sizes = TRAINED[config]
     place = Workplace(tmp_path)

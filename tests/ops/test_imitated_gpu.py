@@ -50,9 +50,9 @@ def run_tests(*arguments, **variables) -> int:
 
 
 def test_the_imitation_and_what_is_marked_gpu():
-    """In one process, which takes a while to start; of two narrow types one, by the fused operations."""
+    """In one process, which takes a while to start; of two narrow types one, and few of the largest cell."""
     files = [TESTS / "ops" / f"test_{name}.py" for name in ("graphs", "decoding_graph", "backends")]
-    quick = ["-k", "cases or not (reference or dtype1)"]
+    quick = ["-k", "cases or not (reference or dtype1 or hyperrhn)"]
     assert run_tests("-m", "gpu", *quick, FOLDER / "cases.py", *files, "--rootdir", TESTS.parent) > 50
 
 

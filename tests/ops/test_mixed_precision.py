@@ -25,8 +25,11 @@ BACKENDS = [
     # Its states, and so any rounding, grow without bounds.
     if name != "irnn"
 ]
+# Of the two casts of --amp, one type is quick.
 CASES = [
-    (*backend, *precision)
+    pytest.param(
+        *backend, *precision, marks=[pytest.mark.slow] if precision == ("autocast", torch.float16) else []
+    )
     for backend in BACKENDS
     for precision in PRECISIONS
     # The compiled kernels may not be built, and have no float16.
