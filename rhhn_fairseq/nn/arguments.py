@@ -39,3 +39,22 @@ def renamed(error: UsageError, name: str) -> UsageError:
 
 def all_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return itertools.chain(module.named_parameters(), module.named_buffers())
+
+
+def check_arguments(name: str, proj_size, switches: dict, num_layers, dropout, dtype) -> None:
+    """Raises UsageError for arguments of a layer's constructor that the configurations do not check."""
+    if proj_size:
+        raise UsageError(
+            f"{name}: proj_size={proj_size!r} is for LSTM; project the output by a torch.nn.Linear"
+        )
+    for flag, value in switches.items():
+        if not isinstance(value, bool):
+            raise UsageError(f"{name}: {flag}={value!r} is neither True nor False")
+    if not isinstance(num_layers, int):
+        raise UsageError(f"{name}: num_layers={num_layers!r} is not a whole number")
+    if num_layers < 1:
+        raise UsageError(f"{name}: num_layers={num_layers} is too small, the smallest is 1")
+    if not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+        raise UsageError(f"{name}: dropout={dropout!r} is not possible, it must be a number in [0, 1]")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise UsageError(f"{name}: dtype={dtype!r} is no floating-point type, such as torch.float64")

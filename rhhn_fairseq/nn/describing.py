@@ -1,50 +1,12 @@
-"""Options of the layers that their cells have not; documentation and signatures from the declarations.
-
-Shapes: T time, B batch, D directions, L layers, K condition.
-"""
+"""Documentation and signatures of the layers, from the declarations of their options."""
 
 import inspect
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
-from rhhn_fairseq.cells.config import option
 from rhhn_fairseq.cells.registry import cell_options
 from rhhn_fairseq.layers.stack import StackConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerOptions:
-    """Arguments of a layer that are neither sizes nor options of its cell or stack."""
-
-    num_layers: int = option(1, help="L, layers above each other", low=1)
-    bias: bool = option(
-        True, help="have biases. Constants, such as the one added to the forget gate, stay without them"
-    )
-    batch_first: bool = option(
-        False,
-        help="batched input and output are [B, T, ...] in place of [T, B, ...]. As in torch, it changes "
-        "neither states nor unbatched input, and input of the other order cannot be told apart",
-    )
-    dropout: float = option(0.0, help="dropout on the outputs of every layer but the last", low=0, high=1)
-    bidirectional: bool = option(False, help="a second set of layers reads from the end, so D = 2")
-    lstm_state: bool | None = option(
-        None, help="give and take the state as two tensors (h, c) for any cell, see State"
-    )
-    context_size: int = option(
-        0, help="K, width of a condition that every layer reads beside its input, see ``forward``", low=0
-    )
-    context_to: str = option(
-        "hyper",
-        help="what reads it: the hypernetwork, or the main network too, which any cell can",
-        choices=("hyper", "both"),
-    )
-    initial_state: str = option(
-        "zeros",
-        help="what a call without a state starts from; learned parameters exclude resets",
-        choices=("zeros", "learned"),
-    )
-
 
 STACK = {
     spec.name: spec
@@ -59,9 +21,22 @@ USAGE = """Called as torch.nn.LSTM is: ``output, state = layer(input, state)``.
 Args:
     input_size: C, width of the input.
     hidden_size: H, width of the output in one direction.
+    num_layers: L, layers above each other.
+    bias: whether there are biases. Constants, such as the one added to the forget gate, stay without them.
+    batch_first: whether batched input and output are [B, T, ...] in place of [T, B, ...]. As in torch, it
+        changes neither states nor unbatched input, and input of the other order cannot be told apart.
+    dropout: probability of dropping the outputs of every layer but the last.
+    bidirectional: whether a second set of layers reads from the end (D = 2).
     device, dtype: of the parameters.
     backend: one of rhhn_fairseq.ops.backends.NAMES; None for the fastest, or what RHHN_KERNEL says.
+    lstm_state: give and take the state as two tensors (h, c) for any cell, see State.
     proj_size: as of torch.nn.LSTM, for LSTM alone.
+    context_size: K, width of a condition that every layer reads beside its input, see ``forward``; 0: none.
+    context_to: "hyper" if the hypernetwork alone reads it, "both" if the main network does too, which any
+        cell can.
+    initial_state: "zeros" or "learned", parameters that a call without a state starts from; the latter
+        excludes resets.
+{stack}
 {options}
 
 Input: [T, B, C], with batch_first [B, T, C], unbatched [T, C], or a PackedSequence, sorted or not.
@@ -96,7 +71,7 @@ def usage(layer, options) -> str:
     defaults = cell_options(layer.cell)
     if "hyper_size" in defaults:
         defaults["hyper_size"] = f"a quarter of hidden_size, at most {defaults['hyper_size']}"
-    own = _lines((*fields(LayerOptions), *STACK.values(), *options), defaults)
+    own = _lines(options, defaults)
     single = len(layer.state_names) == 1
     if single:
         states = f"{layer.state_names[0]}, one tensor [D L, B, ·] as of torch.nn.GRU"
@@ -105,14 +80,20 @@ def usage(layer, options) -> str:
     else:
         states = "a tuple of tensors [D L, B, ·], the cell's entries; one tensor if there is one entry"
     form = "" if single else "Widths are in ``state_sizes``. "
-    return USAGE.format(options=own, states=states, form=form)
+    return USAGE.format(stack=_lines(STACK.values(), {}), options=own, states=states, form=form)
 
 
 def signature(constructor: Callable, options) -> inspect.Signature:
     """Returns the constructor's signature with a cell's options in place of ``**options``."""
     listed = list(inspect.signature(constructor).parameters.values())[1:-1]
-    own = [(spec.name, spec.default) for spec in (*fields(LayerOptions), *STACK.values())]
-    for name, default in (("backend", None), *own, *options):
-        if name not in {parameter.name for parameter in listed}:
-            listed.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+    own = (
+        ("backend", None),
+        ("lstm_state", None),
+        ("context_size", 0),
+        ("context_to", "hyper"),
+        ("initial_state", "zeros"),
+        *((name, spec.default) for name, spec in STACK.items()),
+    )
+    for name, default in (*own, *options):
+        listed.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
     return inspect.Signature(listed)

@@ -1,11 +1,9 @@
 """The layers: one class for each cell in the registry."""
 
-from dataclasses import fields
-
 from rhhn_fairseq.cells.hyper import HyperConfig
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.nn.describing import STACK, LayerOptions
+from rhhn_fairseq.nn.describing import STACK
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
 from rhhn_fairseq.saving import KINDS, Kind, Tensors
 
@@ -232,8 +230,12 @@ def _describe(layer: RecurrentLayer) -> dict:
             f"save_pretrained: a {type(layer).__name__} would be loaded as {own.__name__}; "
             "save its state_dict instead"
         )
-    names = ["input_size", "hidden_size", *(spec.name for spec in fields(LayerOptions))]
-    names += ["proj_size"] * bool(layer.proj_size)
+    names = "input_size hidden_size num_layers batch_first dropout bidirectional lstm_state".split()
+    if layer.context_size:
+        names += ["context_size", "context_to"]
+    if layer.initial_state != "zeros":
+        names.append("initial_state")
+    names += ["bias"] * (not layer.bias) + ["proj_size"] * bool(layer.proj_size)
     config = layer.stack.config
     joining = {name: getattr(config, name) for name in STACK if getattr(config, name) != STACK[name].default}
     described = {"cell": own.cell} | {name: getattr(layer, name) for name in names}

@@ -15,15 +15,15 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from rhhn_fairseq.cells.config import check_fields, describe_config
+from rhhn_fairseq.cells.config import describe_config
 from rhhn_fairseq.cells.hooks import take_scaling
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.packed import Packed
 from rhhn_fairseq.layers.stack import Stack, StackConfig
-from rhhn_fairseq.nn.arguments import all_tensors, remove_biases, renamed, sized_options
-from rhhn_fairseq.nn.describing import STACK, LayerOptions, signature, usage
+from rhhn_fairseq.nn.arguments import all_tensors, check_arguments, remove_biases, renamed, sized_options
+from rhhn_fairseq.nn.describing import STACK, signature, usage
 from rhhn_fairseq.nn.interchange import TorchWeights
 from rhhn_fairseq.nn.states import join_entries, map_state, split_entries
 from rhhn_fairseq.ops.loop import State
@@ -71,42 +71,33 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
     ):
         super().__init__()
         name = type(self).__name__
+        backend, lstm_state = options.pop("backend", None), options.pop("lstm_state", None)
         if "nonlinearity" in options:  # torch.nn.RNN's name for it.
             options["activation"] = options.pop("nonlinearity")
-        if proj_size := options.pop("proj_size", 0):
-            raise UsageError(
-                f"{name}: proj_size={proj_size!r} is for LSTM; project the output by a torch.nn.Linear"
-            )
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise UsageError(f"{name}: dtype={dtype!r} is no floating-point type, such as torch.float64")
-        backend = options.pop("backend", None)
-        given = {spec.name: options.pop(spec.name) for spec in fields(LayerOptions) if spec.name in options}
-        own = LayerOptions(
-            num_layers=num_layers,
-            bias=bias,
-            batch_first=batch_first,
-            dropout=dropout,
-            bidirectional=bidirectional,
-            **given,
-        )
-        try:
-            check_fields(own)
-        except UsageError as error:
-            raise renamed(error, name) from None
+        self.context_size = options.pop("context_size", 0)
+        self.context_to = options.pop("context_to", "hyper")
+        if self.context_to not in ("hyper", "both"):
+            raise UsageError(f"{name}: context_to={self.context_to!r} is unknown, choose from hyper, both")
+        pair = bool(lstm_state) if lstm_state is None else lstm_state
+        switches = dict(bias=bias, batch_first=batch_first, bidirectional=bidirectional, lstm_state=pair)
+        check_arguments(name, options.pop("proj_size", 0), switches, num_layers, dropout, dtype)
         if dropout and num_layers == 1:
             warnings.warn(
                 f"{name}: dropout={dropout} acts between layers, and num_layers=1 leaves none", stacklevel=2
             )
-        if own.lstm_state is None and len(self.state_names) == 2 and self.state_names != ("h", "c"):
+        if lstm_state is None and len(self.state_names) == 2 and self.state_names != ("h", "c"):
             warnings.warn(
                 f"{name}: the state is ({', '.join(self.state_names)}), no (h, c), though it unpacks as one; "
                 "lstm_state=True gives (h, c), and lstm_state=False this state without a warning",
                 stacklevel=2,
             )
+        self.initial_state = options.pop("initial_state", "zeros")
+        if self.initial_state not in ("zeros", "learned"):
+            given = f"initial_state={self.initial_state!r}"
+            raise UsageError(f"{name}: {given} is unknown, choose from zeros, learned")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.bias, self.batch_first, self.bidirectional = bias, batch_first, bidirectional
-        self.lstm_state, self.initial_state = bool(own.lstm_state), own.initial_state
-        self.context_size, self.context_to = own.context_size, own.context_to
+        self.bias, self.batch_first = bias, batch_first
+        self.bidirectional, self.lstm_state = bidirectional, pair
         joining = {key: options.pop(key) for key in STACK if key in options}
         self.options = sized_options(self.cell, hidden_size, options)
         with torch.device(torch.get_default_device() if device is None else device):
@@ -216,13 +207,22 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             # To the cell, what is projected is its memory.
             inner = f"{self.proj_size}, memory_size={self.hidden_size}"
             words = [words[0].replace(inner, str(self.hidden_size), 1), f"proj_size={self.proj_size}"]
-        shown = [(spec, getattr(self, spec.name)) for spec in fields(LayerOptions)]
-        shown += [(spec, getattr(self.stack.config, name)) for name, spec in STACK.items()]
-        words += [
-            f"{spec.name}={value!r}" for spec, value in shown if (value or None) != (spec.default or None)
-        ]
+        for name, default in (("num_layers", 1), ("batch_first", False), ("dropout", 0.0)):
+            value = getattr(self, name)
+            if value != default:
+                words.append(f"{name}={value}")
+        words += [f"{name}=True" for name in ("bidirectional", "lstm_state") if getattr(self, name)]
+        words += ["bias=False"] * (not self.bias)
+        config = self.stack.config
+        for name, spec in STACK.items():
+            if getattr(config, name) != spec.default:
+                words.append(f"{name}={getattr(config, name)!r}")
         if self.backend is not None:
             words.append(f"backend={self.backend!r}")
+        if self.initial_state != "zeros":
+            words.append(f"initial_state={self.initial_state!r}")
+        if self.context_size:
+            words.append(f"context_size={self.context_size}, context_to={self.context_to!r}")
         sizes = [str(size) for size in self.state_sizes]
         if self.state_names:
             sizes = [f"{name} {size}" for name, size in zip(self.state_names, sizes, strict=True)]

@@ -335,11 +335,12 @@ def test_backend_is_the_modules():
     "options, reason",
     [
         ({"num_layers": 0}, "^LSTM: num_layers=0 is too small, the smallest is 1"),
-        ({"num_layers": 2, "dropout": 1.1}, "^LSTM: dropout=1.1 is too large, the largest is 1"),
+        ({"num_layers": 2, "dropout": 1.1}, "^LSTM: dropout=1.1 is not possible, it must be a number in"),
+        ({"num_layers": 2, "dropout": None}, "^LSTM: dropout=None is not possible, it must be a number in"),
         ({"dtype": "float64"}, "^LSTM: dtype='float64' is no floating-point type, such as"),
         ({"dtype": torch.int8}, "^LSTM: dtype=torch.int8 is no floating-point type, such as"),
         ({"lstm_state": "yes"}, "^LSTM: lstm_state='yes' is neither True nor False"),
-        ({"initial_state": "ones"}, "LSTM: initial_state='ones' is unknown, choose from zeros, learned"),
+        ({"bias": None}, "LSTM: bias=None is neither True nor False"),
         ({"batch_first": 1}, "batch_first=1 is neither True nor False"),
         ({"proj_size": H}, "LSTM: proj_size=6 is not possible, it must be below hidden_size"),
         ({"projection": 3}, "LSTM: cell lstm has no option 'projection', it has c_detach"),
@@ -358,7 +359,7 @@ def test_a_layer_is_shown_as_it_is_built():
     """Its cell has other sizes: a projected memory, or a condition beside the input."""
     assert repr(layers.LSTM(C, H, proj_size=2)).startswith("LSTM(4, 6, proj_size=2, state=")
     shown = repr(layers.HyperRHN(C, H, rhn_depth=2, hyper_size=3, context_size=2, lstm_state=False))
-    assert shown.startswith("HyperRHN(4, 6, rhn_depth=2, hyper_size=3, context_size=2, ")
+    assert shown.startswith("HyperRHN(4, 6, rhn_depth=2, hyper_size=3, context_size=2, context_to='hyper', ")
 
 
 def test_shapes_that_do_not_fit_are_refused():
