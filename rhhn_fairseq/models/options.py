@@ -189,17 +189,15 @@ def register_architectures(
             for key, value in row.options.items()
         ]
         title = "".join(word.capitalize() for word in name.split("_"))
-        # The fields are the same, and so are the methods that compare and show them.
-        same = dict(bases=(config,), namespace=place, eq=False, repr=False)
-        own = dataclasses.make_dataclass(f"{title}Config", changed, **same)
+        own = dataclasses.make_dataclass(f"{title}Config", changed, bases=(config,), namespace=place)
         contents = {"__doc__": f"The architecture ``{name}``.", "RECIPE": recipe_of(name)} | place
         _register(name, type(title, (model,), contents), own)
 
 
 class LateNode(ConfigNode):
-    """What Hydra knows of an architecture: the class of its configuration, whose values it builds when asked.
+    """An entry of Hydra's group ``model``, whose values are built when Hydra loads it.
 
-    Those of all architectures take half a second at the start of every program, and Hydra copies them.
+    Building those of all architectures takes half a second, and every program would do it at its start.
     """
 
     def __copy__(self) -> ConfigNode:

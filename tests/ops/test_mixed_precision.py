@@ -25,7 +25,7 @@ BACKENDS = [
     # Its states, and so any rounding, grow without bounds.
     if name != "irnn"
 ]
-# Of the two casts of --amp, one type is quick.
+# Of the two types of --amp, one is quick.
 CASES = [
     pytest.param(
         *backend, *precision, marks=[pytest.mark.slow] if precision == ("autocast", torch.float16) else []
