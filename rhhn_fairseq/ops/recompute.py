@@ -97,7 +97,9 @@ class _Again(torch.autograd.Function):
     def backward(ctx, *gradients):
         if not torch.is_grad_enabled():
             return None, None, *gradients, *(None for _ in range(ctx.sources))
-        x_TBC, *others = sources = ctx.saved_tensors
+        # Views, since the state itself may lead back to the parameters, through an earlier call.
+        sources = [t.view_as(t) if t.requires_grad else t for t in ctx.saved_tensors]
+        x_TBC, *others = sources
         state, parameters = others[: ctx.count - 1], others[ctx.count - 1 :]
         outputs = ctx.loop(parameters, ctx.loop.slices[0], x_TBC, tuple(state))
         pairs = [

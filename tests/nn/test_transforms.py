@@ -41,7 +41,7 @@ def test_second_derivatives(cell):
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("options", [{}, {"recompute_steps": 2, "zoneout": 0.2}], ids=["plain", "segments"])
 def test_second_derivatives_are_those_of_the_loop(cell, options):
-    """Whatever runs the pass, with padding, resets, a state and noise, and after a change in place."""
+    """Whatever runs the passes, with padding, resets, noise and a carried state, and after a change in place."""
     mask, resets = torch.ones(T, B, dtype=torch.bool), torch.zeros(T, B, dtype=torch.bool)
     mask[3:, 1], resets[2, 0], found = False, True, []
     for backend in ("reference", None):
@@ -49,7 +49,8 @@ def test_second_derivatives_are_those_of_the_loop(cell, options):
         hx = tuple(_x(1, B, size) for size in rnn.stack.state_sizes)
         sources = [x, *rnn.parameters()]
         torch.manual_seed(0)
-        y, _ = rnn(x, hx if len(hx) > 1 else hx[0], mask=mask, resets=resets)
+        _, state = rnn(x, hx if len(hx) > 1 else hx[0], mask=mask, resets=resets)
+        y, _ = rnn(x, state, mask=mask)
         y += 1.0
         first = torch.autograd.grad(y.square().sum(), sources, create_graph=True)
         loss = sum(gradient.square().sum() for gradient in first)
