@@ -250,7 +250,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             input: a tensor or a PackedSequence. hx: the state to start from; None for zeros.
             lengths: whole numbers [B]: how many steps of each sequence are real; padding follows them. Equal
                 to a PackedSequence, with zeros for outputs at padding.
-            mask: in place of lengths, true at real positions, in the form of resets. Padding may be anywhere.
+            mask: in place of lengths, true at real positions, in the form of resets. Padding may be anywhere;
+                a reset there clears the state that passes it.
             resets: bool [T, B], with batch_first [B, T], unbatched [T]: true before the steps at which a
                 sequence starts anew without a state, as if it were cut there. Those of a PackedSequence are
                 padded, in the order of the batch before it was packed; those after its end do not count.
