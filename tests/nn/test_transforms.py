@@ -41,7 +41,7 @@ def test_second_derivatives(cell):
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("options", [{}, {"recompute_steps": 2, "zoneout": 0.2}], ids=["plain", "segments"])
 def test_second_derivatives_are_those_of_the_loop(cell, options):
-    """Whatever runs the passes, with padding, resets, noise and a carried state, and after a change in place."""
+    """With padding, resets, noise and a carried state, after a change in place."""
     mask, resets = torch.ones(T, B, dtype=torch.bool), torch.zeros(T, B, dtype=torch.bool)
     mask[3:, 1], resets[2, 0], found = False, True, []
     for backend in ("reference", None):
