@@ -50,7 +50,7 @@ def test_second_derivatives_are_those_of_the_loop(cell, options):
         sources = [x, *rnn.parameters()]
         torch.manual_seed(0)
         _, state = rnn(x, hx if len(hx) > 1 else hx[0], mask=mask, resets=resets)
-        y, _ = rnn(x, state, mask=mask)
+        y, _ = rnn(x, state, mask=mask, resets=resets)
         y += 1.0
         first = torch.autograd.grad(y.square().sum(), sources, create_graph=True)
         loss = sum(gradient.square().sum() for gradient in first)
