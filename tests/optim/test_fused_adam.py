@@ -79,6 +79,21 @@ def test_a_training_with_adam_goes_on_with_fused_adam():
         torch.testing.assert_close(mine, his, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("stored", ["fused_adam", "adam_l1"])
+@pytest.mark.parametrize("name", ["fused_adam", "adam_l1"])
+def test_options_given_now_replace_stored_ones(name, stored):
+    """Those of the other optimizer too: with --bf16, fairseq lets the one load the other's state."""
+    first = build(stored, parameters(), **SETTINGS)
+    update(first, first.params, 0)
+    second = build(name, parameters(), weight_decay=0.5, adam_eps=1e-2, adam_betas="(0.7, 0.9)")
+    before = {key: value for key, value in second.param_groups[0].items() if key != "params"}
+    second.load_state_dict(first.state_dict())
+    after = {key: second.param_groups[0][key] for key in before}
+    assert after == before | ({"updates": 1} if name == "fused_adam" else {})
+    second.load_state_dict(first.state_dict(), {"weight_decay": 0.25})
+    assert second.param_groups[0]["weight_decay"] == 0.25
+
+
 @pytest.mark.parametrize("updates", [(0, 0), (3, 0), (1, 3)])
 def test_updates_are_counted_for_the_group(updates):
     """From a state of adam in which a parameter had fewer gradients than another, or none."""
