@@ -59,8 +59,13 @@ class CharCrossEntropy(FairseqCriterion):
             "sample_size": sample["ntokens"],
         }
         if model.training and (self.activation_reg or self.temporal_activation_reg):
+            mask = sample["net_input"].get("mask")
             penalty = sample["ntokens"] * activation_penalty(
-                extra["outputs"], extra["dropped_outputs"], self.activation_reg, self.temporal_activation_reg
+                extra["outputs"],
+                extra["dropped_outputs"],
+                self.activation_reg,
+                self.temporal_activation_reg,
+                None if mask is None else mask.T,
             )
             logged["penalty"] = penalty.detach()
             loss = loss + penalty
@@ -89,14 +94,26 @@ class CharCrossEntropy(FairseqCriterion):
         return True
 
 
-def activation_penalty(outputs_TBH: Tensor, dropped_TBH: Tensor, size: float, change: float) -> Tensor:
+def activation_penalty(
+    outputs_TBH: Tensor, dropped_TBH: Tensor, size: float, change: float, mask_TB: Tensor | None = None
+) -> Tensor:
     """Returns the activation regularisation of a layer's outputs (Merity et al. 2018, section 4.6).
 
     Args:
         dropped_TBH: the outputs after dropout. size: factor of their mean square, the paper's alpha.
         change: factor of the mean square of the outputs' change from one step to the next, its beta.
+        mask_TB: true at real positions, to which the means are limited; None if all are.
     """
-    penalty = size * dropped_TBH.float().square().mean()
+    penalty = size * _mean_square(dropped_TBH, mask_TB)
     if change and len(outputs_TBH) > 1:
-        penalty = penalty + change * outputs_TBH.float().diff(dim=0).square().mean()
+        # Padding follows a text, so a change is real where its later step is.
+        changes = outputs_TBH.float().diff(dim=0)
+        penalty = penalty + change * _mean_square(changes, None if mask_TB is None else mask_TB[1:])
     return penalty
+
+
+def _mean_square(values_TBH: Tensor, mask_TB: Tensor | None) -> Tensor:
+    square_TB = values_TBH.float().square().mean(dim=-1)
+    if mask_TB is None:
+        return square_TB.mean()
+    return (square_TB * mask_TB).sum() / mask_TB.sum().clamp(min=1)

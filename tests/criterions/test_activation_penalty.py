@@ -30,7 +30,7 @@ class Model(torch.nn.Module):
             torch.randn(shape, generator=generator) for shape in ((B, T, D), (T, B, H), (T, B, H))
         )
 
-    def forward(self, src_tokens):
+    def forward(self, src_tokens, mask=None):
         return self.logits, {"outputs": self.y, "dropped_outputs": self.dropped}
 
 
@@ -39,10 +39,11 @@ def _sample():
     return {"net_input": {"src_tokens": target}, "target": target, "ntokens": B * T, "nsentences": B}
 
 
-def _written_out(model, alpha, beta):
+def _written_out(model, alpha, beta, lengths=(T,) * B):
     y, dropped = model.y.double().numpy(), model.dropped.double().numpy()
-    changes = [(y[t + 1, b, j] - y[t, b, j]) ** 2 for t in range(T - 1) for b in range(B) for j in range(H)]
-    return alpha * np.mean([value**2 for value in dropped.ravel()]) + beta * np.mean(changes)
+    places = [(t, b, j) for b in range(B) for t in range(lengths[b]) for j in range(H)]
+    changes = [(y[t, b, j] - y[t - 1, b, j]) ** 2 for t, b, j in places if t]
+    return alpha * np.mean([dropped[place] ** 2 for place in places]) + beta * np.mean(changes)
 
 
 def test_the_penalty_is_added_a_symbol_in_training_and_logged_apart():
@@ -62,6 +63,19 @@ def test_the_penalty_is_added_a_symbol_in_training_and_logged_apart():
     assert 0 < right < 1 and values["accuracy"] == pytest.approx(100 * right, abs=0.01)
     loss, _, logged = CharCrossEntropy(Task(), 2.0, 0.5)(model.eval(), _sample())
     assert float(loss) == float(plain) and "penalty" not in logged
+
+
+def test_padding_is_no_part_of_the_means():
+    model, sample = Model().train(), _sample()
+    sample["net_input"]["mask"] = torch.arange(T) < torch.tensor([[T], [T - 2]])
+    sample["ntokens"] = 2 * T - 2
+    plain, count, _ = CharCrossEntropy(Task())(model, sample)
+    loss, _, _ = CharCrossEntropy(Task(), 2.0, 0.5)(model, sample)
+    expected = _written_out(model, 2.0, 0.5, (T, T - 2))
+    assert float(loss - plain) == pytest.approx(count * expected, rel=1e-6)
+    one = torch.ones(2, B, H)
+    mask_TB = torch.tensor([[True] * B, [False] * B])
+    assert float(activation_penalty(one, one, 0.0, 1.0, mask_TB)) == 0.0
 
 
 def test_one_step_has_no_change():
