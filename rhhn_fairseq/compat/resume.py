@@ -340,6 +340,27 @@ def init_average(init, self, model, config, device=None, skip_keys=None):
     integers = {key for key, value in model.state_dict().items() if not value.is_floating_point()}
     config.ema_fp32 |= any(parameter.element_size() < 4 for parameter in model.parameters())
     init(self, model, config, device, integers | set(skip_keys or ()))
+    for name, first in _first_names(self.model.state_dict()).items():
+        if name in self.fp32_params:
+            self.fp32_params[name] = self.fp32_params[first]
+
+
+@in_place_of("fairseq.models.ema.ema:EMA._step_internal")
+def average_once(inner, self, new_model, updates=None):
+    """A shared table has several names in a model, and fairseq averages it again for each of them.
+
+    With --share-embeddings all, three steps of the average moved the table at each update.
+    """
+    state = new_model.state_dict()
+    once = {name: state[name] for name in _first_names(state).values()}
+    return inner(self, SimpleNamespace(state_dict=lambda: once), updates)
+
+
+def _first_names(state: dict) -> dict[str, str]:
+    """Returns for every name in a state_dict the first name of the same tensor."""
+    first: dict = {}
+    places = {name: (each.data_ptr(), each.shape, each.stride()) for name, each in state.items()}
+    return {name: first.setdefault(place if place[0] else name, name) for name, place in places.items()}
 
 
 @in_place_of("fairseq.models.ema.ema:EMA.step")

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.models.ema.ema import EMA
 from helpers import tiny_translation
 from helpers.cli import HANGS, fairseq_train, json_log, lstm, model_of
 from helpers.in_process import LOG, char_lm, train
@@ -282,6 +284,22 @@ def test_an_average_of_every_third_update_goes_on(corpus, tmp_path):
         for name in ("whole", "stopped")
     )
     assert all(torch.equal(stopped[key], value) for key, value in whole.items())
+
+
+@pytest.mark.parametrize("dtype, ema_fp32", [("float32", False), ("float32", True), ("bfloat16", False)])
+def test_a_shared_table_is_averaged_once_an_update(dtype, ema_fp32):
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("first", "second", "third")})
+    model["third"].weight = model["second"].weight = model["first"].weight
+    torch.nn.init.zeros_(model["first"].weight)
+    model.to(getattr(torch, dtype))
+    ema = EMA(model, EMAConfig(store_ema=True, ema_decay=0.75, ema_fp32=ema_fp32))
+    torch.nn.init.ones_(model["first"].weight)
+    for update, expected in ((1, 0.25), (2, 0.4375)):
+        ema.step(model, update)
+        state = ema.get_model().state_dict() | ema.fp32_params
+        assert all(
+            torch.equal(state[f"{name}.weight"].float(), torch.full((2, 2), expected)) for name in model
+        )
 
 
 @pytest.mark.parametrize("option", ["--tokens-per-sample 14", "--seed 5"])
