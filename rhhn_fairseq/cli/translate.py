@@ -138,7 +138,7 @@ class SearchConfig:
 
     beam: int = option(5, help="width of the beam")
     nbest: int = option(1, help="translations per line, needs --json")
-    max_len_a: float = option(1.0, help="a translation has at most A n + B pieces for n source pieces: A")
+    max_len_a: float = option(1.0, help="at most A n + B pieces, n those of the source with its end: A")
     max_len_b: int = option(200, help="the B of --max-len-a")
     lenpen: float = option(1.0, help="a log-probability is divided by the length to this power")
     max_tokens: int = option(4000, help="source pieces in a batch, padding included")

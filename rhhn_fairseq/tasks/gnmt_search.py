@@ -1,4 +1,9 @@
-"""GNMT's score and pruning inside fairseq's beam search."""
+"""GNMT's score and pruning inside fairseq's beam search.
+
+Shapes: B unfinished sentences, K beams, V vocabulary.
+"""
+
+import functools
 
 import torch
 from fairseq import utils
@@ -15,13 +20,12 @@ class PrunedBeamSearch(BeamSearch):
 
     Attributes:
         best: the best score of a finished translation for every sentence of the batch.
-        exhausted: true for sentences with no candidate left after a step but the end of sentence.
         rows: the places in the batch of the unfinished sentences.
     """
 
     def __init__(self, dictionary, pruning: Pruning):
         super().__init__(dictionary)
-        self.pruning, self.best, self.exhausted, self.rows = pruning, None, None, None
+        self.pruning, self.best, self.rows = pruning, None, None
 
     def begin(self, sentences: int, device) -> None:
         """Forgets the previous batch."""
@@ -33,14 +37,14 @@ class PrunedBeamSearch(BeamSearch):
         # At first all hypotheses of a sentence are the same, and fairseq reads the first only.
         previous = None if step == 0 else scores[:, :, step - 1]
         lprobs = self.pruning(lprobs, previous, step, self.best[self.rows])
-        left = lprobs if previous is None else lprobs + previous.unsqueeze(2)
-        left = left.amax(dim=1).index_fill(1, torch.tensor([self.eos], device=left.device), float("-inf"))
-        self.exhausted = torch.isneginf(left.amax(dim=1))
         return super().step(step, lprobs, scores, prev_output_tokens, original_batch_idxs)
 
 
 class GNMTGenerator(SequenceGenerator):
     """fairseq's generator; finished translations are scored and ordered by a ``GNMTScore``.
+
+    The bound of ``--max-len-a`` is that of every sentence's own length, where fairseq takes the width of the
+    batch. A sentence with no candidate left but its end is finished, with fewer hypotheses than beams.
 
     Args:
         gnmt_score: the score. pruning: what drops candidates of the plain beam search, or None.
@@ -53,7 +57,12 @@ class GNMTGenerator(SequenceGenerator):
         self.align = ALIGNMENTS[print_alignment] if print_alignment else None
         if pruning is not None:
             self.search = self.pruned = PrunedBeamSearch(self.tgt_dict, pruning)
+        self.is_bounded = bool(self.max_len_a) and not self.match_source_len
+        self.should_set_src_lengths |= self.is_bounded
+        self.search.step = functools.partial(self._search, self.search.step)
+        self.exhausted_B: torch.Tensor | None = None
 
+    @torch.no_grad()
     def generate(self, models, sample, **kwargs):
         """Returns, as fairseq's does, the translations of every sentence, the best first."""
         src_tokens = sample["net_input"]["src_tokens"]
@@ -75,6 +84,18 @@ class GNMTGenerator(SequenceGenerator):
                 hypothesis["alignment"] = self.align(weights, source.cpu(), tokens, self.pad, self.eos)
         return sorted(hypotheses, key=lambda hypothesis: -float(hypothesis["score"]))
 
+    def _search(self, search_step, step, lprobs_BKV, *others):
+        end = self.eos
+        if self.is_bounded:
+            bound_B = (self.max_len_a * self.search.src_lengths.double() + self.max_len_b).long()
+            # Where a prefix or a minimal length excludes the end, the sentence goes on.
+            ends_BK = (step >= bound_B).unsqueeze(1) & ~torch.isneginf(lprobs_BKV[..., end])
+            others_V = torch.arange(lprobs_BKV.shape[-1], device=lprobs_BKV.device) != end
+            lprobs_BKV = lprobs_BKV.masked_fill(ends_BK.unsqueeze(2) & others_V, float("-inf"))
+        scores, symbols, beams = search_step(step, lprobs_BKV, *others)
+        self.exhausted_B = ((symbols == end) | torch.isneginf(scores)).all(dim=1)
+        return scores, symbols, beams
+
     def finalize_hypos(self, step, bbsz_idx, eos_scores, *args, **kwargs):
         if self.pruned is not None:
             row = torch.div(bbsz_idx, self.beam_size, rounding_mode="floor")
@@ -83,5 +104,7 @@ class GNMTGenerator(SequenceGenerator):
         return super().finalize_hypos(step, bbsz_idx, eos_scores, *args, **kwargs)
 
     def is_finished(self, step, unfin_idx, max_len, finalized_sent_len, beam_size):
-        exhausted = self.pruned is not None and bool(self.pruned.exhausted[unfin_idx])
-        return exhausted or super().is_finished(step, unfin_idx, max_len, finalized_sent_len, beam_size)
+        assert self.exhausted_B is not None
+        return bool(self.exhausted_B[unfin_idx]) or super().is_finished(
+            step, unfin_idx, max_len, finalized_sent_len, beam_size
+        )

@@ -96,6 +96,9 @@ class GNMTTranslationTask(LogsDynamics, DetachingTask, TranslationTask):
         """
         typed_config(cfg, cls).check()
         GNMTScore.parse(cfg.length_penalty, cfg.coverage_penalty, 1.0)
+        if cfg.left_pad_target:
+            # fairseq reads prefixes and references, and we leave prefixes out, from the first column on.
+            raise UsageError("--left-pad-target: translations are padded on the right here, leave it out")
         if (cfg.source_lang is None) != (cfg.target_lang is None):
             # fairseq would infer both from the data, and ignore the one that was given.
             raise UsageError(
@@ -131,8 +134,7 @@ class GNMTTranslationTask(LogsDynamics, DetachingTask, TranslationTask):
         aligned = getattr(args, "print_alignment", None)
         if aligned is None and getattr(args, "replace_unk", None) is not None:
             aligned = "hard"
-        plain = score.lenpen is not None and not score.beta and pruning is None and aligned is None
-        if plain or seq_gen_cls is not None or getattr(args, "score_reference", False):
+        if seq_gen_cls is not None or getattr(args, "score_reference", False):
             return super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
         extra = {"gnmt_score": score, "pruning": pruning, "print_alignment": aligned}
         return super().build_generator(

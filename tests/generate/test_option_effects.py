@@ -51,13 +51,13 @@ def sample():
     return {"net_input": inputs, "id": torch.arange(SENTENCES) + 100}
 
 
-def search(model, constraints=None, prefix=None, config=(), **options):
+def search(model, constraints=None, prefix=None, config=(), batch=None, **options):
     """The hypotheses of every sentence, each a list of pieces and the score, the best first."""
     task = GNMTTranslationTask(GNMTTranslationConfig(data="", **dict(config)), WORDS, WORDS)
     args = Namespace(**{"beam": 4, "max_len_a": 0, "max_len_b": LONGEST, **options})
     torch.manual_seed(1)
     generator = task.build_generator([model], args)
-    found = generator.generate([model], sample(), prefix_tokens=prefix, constraints=constraints)
+    found = generator.generate([model], batch or sample(), prefix_tokens=prefix, constraints=constraints)
     return [[(one["tokens"].tolist(), float(one["score"]), one) for one in row] for row in found]
 
 
@@ -140,9 +140,36 @@ def test_outputs_as_long_as_the_source(model):
 
 def test_bounds_of_the_length(model):
     assert all(4 <= len(t) - 1 <= 5 for _, t, _ in hypotheses(search(model, min_len=4, max_len_b=5)))
-    width = sample()["net_input"]["src_tokens"].shape[1]
-    lengths = [len(t) - 1 for _, t, _ in hypotheses(search(model, max_len_a=2, max_len_b=1, min_len=8))]
-    assert max(lengths) == 2 * width + 1 and min(lengths) >= 8
+    bounds = (2 * sample()["net_input"]["src_lengths"] + 1).clamp(min=8).tolist()
+    found = hypotheses(search(model, max_len_a=2, max_len_b=1, min_len=8))
+    assert min(len(tokens) - 1 for _, tokens, _ in found) == 8
+    assert all(len(tokens) - 1 <= bounds[row] for row, tokens, _ in found)
+    assert {0, 10} < {row for row, tokens, _ in found if len(tokens) - 1 == bounds[row]}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"diverse_beam_groups": 2}, {"config": {"beam_size_threshold": 2.0}}]
+)
+def test_bounds_of_the_length_are_those_of_a_sentence_alone(model, options):
+    options = options | {"max_len_a": 0.7, "max_len_b": 1}
+    together = search(model, **options)
+    for row, inputs in enumerate(zip(*sample()["net_input"].values(), strict=True)):
+        tokens, length = inputs
+        net_input = {"src_tokens": tokens[None, len(tokens) - length :], "src_lengths": length[None]}
+        (alone,) = search(model, batch={"net_input": net_input, "id": torch.tensor([row])}, **options)
+        assert [tokens for tokens, _, _ in together[row]] == [tokens for tokens, _, _ in alone]
+        scores = [score for _, score, _ in alone]
+        assert [score for _, score, _ in together[row]] == pytest.approx(scores, abs=1e-5)
+        assert all(len(tokens) - 1 <= int(0.7 * length + 1) for tokens, _, _ in alone)
+
+
+def test_an_empty_prefix_gives_the_empty_translation(model):
+    """As --prefix-size gives it for an empty line of the reference, whatever else is in the batch."""
+    prefix = torch.full((SENTENCES, 2), WORDS.index("c"))
+    prefix[3] = torch.tensor([EOS, PAD])
+    found = search(model, prefix=prefix)
+    assert [tokens for tokens, _, _ in found[3]] == [[EOS]]
+    assert all(tokens[:2] == prefix[0].tolist() for row, tokens, _ in hypotheses(found) if row != 3)
 
 
 def test_the_unknown_piece_costs_its_penalty(model):
