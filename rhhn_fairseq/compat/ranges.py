@@ -116,6 +116,9 @@ CONFLICTS = {
     "--constraints stand behind the sentences in the input of fairseq-interactive": lambda given: (
         _generates(given) and given("constraints") is not None
     ),
+    "--score-reference gives hard alignments, no soft ones: leave --print-alignment soft out": lambda given: (
+        given("score_reference") and given("print_alignment") == "soft"
+    ),
     "--score-reference scores a data directory, and fairseq-interactive has none": lambda given: (
         given("buffer_size") is not None and given("score_reference")
     ),
