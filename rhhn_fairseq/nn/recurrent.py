@@ -266,9 +266,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         """
         if isinstance(input, torch.fx.Proxy):
             tracer, keywords = input.tracer, {"lengths": lengths, "mask": mask, "resets": resets}
-            keywords = {
-                key: value for key, value in (keywords | {"context": context}).items() if value is not None
-            }
+            keywords |= {"context": context, "return_scaling": return_scaling or None}
+            keywords = {key: value for key, value in keywords.items() if value is not None}
             return tracer.create_proxy("call_module", tracer.path_of_module(self), (input, hx), keywords)
         try:
             if not return_scaling:

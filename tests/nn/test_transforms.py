@@ -205,8 +205,8 @@ def test_a_symbolic_trace_has_the_layer_as_a_leaf():
             self.rnn, self.out = _build("hyperlstm"), nn.Linear(H, 2, dtype=torch.float64)
 
         def forward(self, x, lengths):
-            y, state = self.rnn(x, lengths=lengths)
-            return self.out(y), state[1]
+            y, state, scaling = self.rnn(x, lengths=lengths, return_scaling=True)
+            return self.out(y), state[1], scaling[0]
 
     tagger, x, lengths = Tagger(), _x(T, B, C), torch.tensor([2, 5, 3])
     traced = torch.fx.symbolic_trace(tagger)
