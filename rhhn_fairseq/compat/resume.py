@@ -29,6 +29,9 @@ BATCHING = (
     "common.seed",
 )
 
+# What the best figure of a checkpoint is, and whether the largest is the best.
+METRIC = ("checkpoint.best_checkpoint_metric", "checkpoint.maximize_best_checkpoint_metric")
+
 # What torch's ReduceLROnPlateau counts.
 PLATEAU_COUNTS = ("num_bad_epochs", "cooldown_counter")
 
@@ -64,6 +67,8 @@ def load_checkpoint(
         self, filename, reset_optimizer, reset_lr_scheduler, *args, reset_meters=reset_meters, **kwargs
     )
     AVERAGING.clear()
+    if state is not None:
+        forget_other_metric(self, filename, state)
     continue_patience({} if state is None or reset_optimizer or reset_meters else state)
     if state is None:
         return None
@@ -131,6 +136,23 @@ def remember_batches(state: dict) -> None:
         position = state["extra_state"]["train_iterator"]
         position["workers"] = OmegaConf.select(cfg, "distributed_training.distributed_world_size")
         position["batching"] = {key: OmegaConf.select(cfg, key) for key in BATCHING}
+        state["extra_state"]["metric"] = [OmegaConf.select(cfg, key) for key in METRIC]
+
+
+def forget_other_metric(trainer, filename: str, state: dict) -> None:
+    """A best figure of another --best-checkpoint-metric must not be compared with this run's figures.
+
+    A loss of 4.4 would be the best perplexity for ever, and checkpoint_best.pt that of the loss.
+    """
+    now = [OmegaConf.select(trainer.cfg, key) for key in METRIC]
+    if state.get("metric", now) != now:
+        logger.warning(
+            "%s has the best %s, which %s is not compared with", filename, state["metric"][0], now[0]
+        )
+        for name in ("best", "early_stop", "val_loss"):
+            state.pop(name, None)
+        if hasattr(plateau := getattr(trainer.lr_scheduler, "lr_scheduler", None), "mode_worse"):
+            plateau.best = plateau.mode_worse
 
 
 def continue_patience(state: dict) -> None:
@@ -383,11 +405,31 @@ def add_average(path: str, state: dict) -> None:
 
     fairseq then means to begin the average with the checkpoint's weights, but has deleted them by that time.
     This happens when ``--store-ema`` is added to a run that resumes, and with ``--finetune-from-model``.
-    Here the weights of a checkpoint that was read stand in for the missing average.
+    Here the weights of a checkpoint that was read stand in for the missing average, and for the average of
+    a training that is only the start of this one.
     """
-    if AVERAGING and "model" in state and "ema" not in state.setdefault("extra_state", {}):
-        logger.warning("%s holds no average of the weights; the average begins with its weights", path)
-        state["extra_state"]["ema"] = state["model"]
+    if not AVERAGING or "model" not in state:
+        return
+    extra = state.setdefault("extra_state", {})
+    if path == AVERAGING[0].cfg.checkpoint.finetune_from_model:
+        for name in ("ema", "ema_fp32_params"):
+            extra.pop(name, None)
+    if "ema" not in extra:
+        logger.warning("the average of the weights begins with those of %s", path)
+        extra["ema"] = state["model"]
+
+
+@in_place_of("fairseq.optim.fairseq_optimizer:FairseqOptimizer.load_state_dict")
+def load_moments(load, self, state_dict, optimizer_overrides=None):
+    """Options given now, such as --weight-decay, must act in a training that is resumed.
+
+    fairseq loads the stored ones in their place. The rate is left to the schedule.
+    """
+    names = self.optimizer.defaults.keys() - {"lr"}
+    given = [{name: group[name] for name in names & group.keys()} for group in self.param_groups]
+    load(self, state_dict)
+    for group, options in zip(self.param_groups, given, strict=True):
+        group.update(options | (optimizer_overrides or {}))
 
 
 @in_place_of("fairseq.optim.amp_optimizer:AMPOptimizer.__init__")

@@ -41,11 +41,6 @@ class TorchAdam(FairseqOptimizer):
         super().__init__(cfg)
         self._optimizer = self.kind(params, fused=True, **self.optimizer_config)
 
-    def load_state_dict(self, state_dict, optimizer_overrides=None):
-        """Loads the running means. The options stay those given now, as far as no override names them."""
-        given = {name: value for name, value in self._optimizer.defaults.items() if name != "lr"}
-        super().load_state_dict(state_dict, given | (optimizer_overrides or {}))
-
     @property
     def optimizer_config(self) -> dict:
         """The arguments of torch's class."""

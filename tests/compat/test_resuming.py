@@ -186,6 +186,19 @@ def test_a_second_training_has_a_best_score_of_its_own(corpus, tmp_path):
         assert (tmp_path / name / "checkpoint_best.pt").is_file()
 
 
+def test_a_best_figure_of_another_metric_is_not_compared(corpus, tmp_path):
+    """A perplexity above the loss before it is no reason to lower the rate or to keep the best checkpoint."""
+    options = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-shrink", 0.5, "--lr", 0.01, "--max-epoch"]
+    line = [option for option in char_lm(corpus, tmp_path, *options, 1) if option != "--disable-validation"]
+    train(*line)
+    log = train(*line, "--max-epoch", 3, "--best-checkpoint-metric", "ppl", "--patience", 1)
+    assert any("has the best loss, which ppl is not compared with" in message for message in log.messages)
+    assert {update["lr"] for update in log.updates} == {"0.01"}
+    best, last = (torch.load(tmp_path / f"checkpoint_{name}.pt")["extra_state"] for name in ("best", "last"))
+    assert best["train_iterator"]["epoch"] == last["train_iterator"]["epoch"] == 4
+    assert best["best"] == best["val_loss"] == last["early_stop"]["best"] > 5
+
+
 def test_a_plateau_is_counted_across_restarts(corpus, tmp_path):
     """Nothing improves enough, so the rate falls after every third validation."""
     options = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", 1, "--lr-threshold", 10]
@@ -260,14 +273,21 @@ def test_a_complete_training_makes_no_update(corpus, tmp_path, limit, reason):
     assert train(*line, *further, "--stop-time-hours", 0).updates
 
 
-@pytest.mark.parametrize("source", ["--restore-file", "--finetune-from-model"])
-def test_an_average_begins_with_a_checkpoint_that_has_none(corpus, tmp_path, source):
-    """A decay of 1 leaves the average as it begins."""
-    train(*char_lm(corpus, tmp_path / "plain", "--max-update", 3))
+@pytest.mark.parametrize(
+    "source, before",
+    [
+        ("--restore-file", ()),
+        ("--finetune-from-model", ()),
+        ("--finetune-from-model", ("--store-ema", "--ema-decay", 1)),
+    ],
+)
+def test_an_average_begins_with_a_checkpoint(corpus, tmp_path, source, before):
+    """If that has none, or is only the start of another training. A decay of 1 leaves it as it begins."""
+    train(*char_lm(corpus, tmp_path / "plain", "--max-update", 3, *before))
     saved = tmp_path / "plain" / "checkpoint_last.pt"
     average = ["--store-ema", "--ema-decay", 1, source, saved, "--max-update", 6]
     log = train(*char_lm(corpus, tmp_path / "averaged", *average))
-    assert f"{saved} holds no average of the weights; the average begins with its weights" in log.messages
+    assert f"the average of the weights begins with those of {saved}" in log.messages
     last = torch.load(tmp_path / "averaged" / "checkpoint_last.pt", weights_only=True)
     expected = model_of(tmp_path / "plain")
     assert all(torch.equal(value, expected[key]) for key, value in last["extra_state"]["ema"].items())

@@ -80,12 +80,13 @@ def test_a_training_with_adam_goes_on_with_fused_adam():
 
 
 @pytest.mark.parametrize("stored", ["fused_adam", "adam_l1"])
-@pytest.mark.parametrize("name", ["fused_adam", "adam_l1"])
+@pytest.mark.parametrize("name", ["fused_adam", "adam_l1", "adam"])
 def test_options_given_now_replace_stored_ones(name, stored):
     """Those of the other optimizer too: with --bf16, fairseq lets the one load the other's state."""
     first = build(stored, parameters(), **SETTINGS)
     update(first, first.params, 0)
-    second = build(name, parameters(), weight_decay=0.5, adam_eps=1e-2, adam_betas="(0.7, 0.9)")
+    own = dict(fp16_adam_stats=False, use_old_adam=False, tpu=False) if name == "adam" else {}
+    second = build(name, parameters(), weight_decay=0.5, adam_eps=1e-2, adam_betas="(0.7, 0.9)", **own)
     before = {key: value for key, value in second.param_groups[0].items() if key != "params"}
     second.load_state_dict(first.state_dict())
     after = {key: second.param_groups[0][key] for key in before}
