@@ -22,6 +22,7 @@ from helpers.strokes_cli import (
 from rhhn_fairseq.data.strokes import iam, stroke3
 from rhhn_fairseq.data.strokes.points import to_strokes
 from rhhn_fairseq.data.strokes.store import StrokeManifest, StrokeSplit
+from rhhn_fairseq.data.strokes.svg import read_svg
 
 
 def _lists(folder, train=20, valid=4, test=4, points=6):
@@ -335,6 +336,21 @@ def test_stroke3_reads_svg(tmp_path):
         text for name in ("train", "valid", "test") for text in StrokeSplit(tmp_path / "data", name).texts
     ]
     assert sorted(filter(None, texts)) == ["an arch"]
+
+
+@pytest.mark.parametrize(
+    "shape, low, high",
+    [
+        ('<rect x="10" y="10" width="100" height="50" transform="rotate(90)"/>', (-60, 10), (-10, 110)),
+        ('<circle cx="10" cy="10" r="5" transform="scale(-1 1)"/>', (-15, 5), (-5, 15)),
+        ('<ellipse cx="10" cy="0" rx="5" ry="2" transform="matrix(0 1 1 0 0 0)"/>', (-2, 5), (2, 15)),
+    ],
+)
+def test_svg_turns_every_shape(tmp_path, shape, low, high):
+    drawing = f'<svg xmlns="http://www.w3.org/2000/svg"><path d="M0 0L1 0"/>{shape}</svg>'
+    (tmp_path / "a.svg").write_text(drawing)
+    _, outline = to_strokes(read_svg(tmp_path / "a.svg"))
+    np.testing.assert_allclose([outline.min(0), outline.max(0)], [low, high], atol=0.1)
 
 
 def test_refused_svg(tmp_path, capsys):
