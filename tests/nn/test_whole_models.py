@@ -80,7 +80,9 @@ def test_a_handwriting_model_without_a_text(tmp_path):
     for point, row in zip(points[0], model(points)[0][0], strict=True):
         mixture, _, state = read(point.numpy(), np.zeros((1, 1), int), state)
         np.testing.assert_allclose(mixture, row.numpy(), atol=TOLERANCE, rtol=TOLERANCE)
-    assert len(re.findall("[ML]", run_alone(tmp_path, ""))) == 400
+    drawing = run_alone(tmp_path, "")
+    # The point that the pen touches first, and 400 drawn ones.
+    assert len(re.findall("[ML]", drawing)) == 401 and re.search('d="M0.0 0.0L', drawing)
 
 
 @pytest.mark.slow

@@ -41,8 +41,9 @@ def write(text, bias=1.0, seed=1):
 
 if __name__ == "__main__":
     offsets, pens = zip(*write(*sys.argv[1:]), strict=True)
-    places = np.cumsum(offsets, axis=0)
-    letters = ["M", *np.where(pens[:-1], "M", "L")]
+    # The pen touches the paper at the origin.
+    places = np.cumsum([(0.0, 0.0), *offsets], axis=0)
+    letters = ["M", "L", *np.where(pens[:-1], "M", "L")]
     path = "".join(f"{letter}{x:.1f} {y:.1f}" for letter, (x, y) in zip(letters, places, strict=True))
     (x, y), (right, bottom) = places.min(0) - 5, places.max(0) + 5
     view = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{x} {y} {right - x} {bottom - y}">'
