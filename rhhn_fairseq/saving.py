@@ -179,7 +179,8 @@ def from_pretrained(source: str | Path, *, device="cpu", revision: str | None = 
         for name, tensor in tensors.items()
     }
     module.load_state_dict(weights, assign=True)
-    return module.to(device).eval()
+    # Zeros in place of biases are in no file, and have the type in which the module was built.
+    return module.to(device=device, dtype=dtype).eval()
 
 
 def read_config(folder: Path) -> dict:

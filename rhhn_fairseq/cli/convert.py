@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MODELS = {"characters": "char_lm", "strokes": "handwriting"}
 """The name of both the model and the task of each kind of network."""
 
+CRITERIONS = {"char_lm": "char_cross_entropy", "handwriting": "mixture_density"}
+
 
 def main(argv=None) -> None:
     parser = make_parser("convert", __doc__)
@@ -135,8 +137,9 @@ def load(source: str | Path, data: str | None = None) -> torch.nn.Module:
 def to_checkpoint(directory: str | Path, data: str) -> dict:
     """Returns a checkpoint of a saved character or handwriting network.
 
-    It has no optimizer state: fairseq-eval-lm and the commands can read it, and fairseq-train can start from
-    it with ``--finetune-from-model``. Everything but the model has fairseq's defaults.
+    It has no optimizer state: fairseq-eval-lm, fairseq-validate and the commands can read it, and
+    fairseq-train can start from it with ``--finetune-from-model``. Everything but the model and its loss has
+    fairseq's defaults.
 
     Args:
         directory: what ``save_pretrained`` wrote. data: the data directory to name in it.
@@ -144,6 +147,7 @@ def to_checkpoint(directory: str | Path, data: str) -> dict:
     Raises:
         UsageError: the directory holds no such network, or the data have other symbols.
     """
+    from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
     from fairseq.dataclass.configs import FairseqConfig
     from fairseq.models import MODEL_DATACLASS_REGISTRY
     from fairseq.tasks import TASK_DATACLASS_REGISTRY
@@ -177,7 +181,9 @@ def to_checkpoint(directory: str | Path, data: str) -> dict:
     given = {field: value for field, value in values.items() if hasattr(options, field)}
     model = dataclasses.asdict(options) | given | values["cell_options"] | {"_name": name}
     task = defaults(TASK_DATACLASS_REGISTRY[name]) | task
-    cfg = defaults(FairseqConfig) | {"model": model, "task": task}
+    criterion = CRITERIONS[name]
+    loss = defaults(CRITERION_DATACLASS_REGISTRY[criterion]) | {"_name": criterion}
+    cfg = defaults(FairseqConfig) | {"model": model, "task": task, "criterion": loss}
     return new_checkpoint(cfg, network.state_dict(), task_state)
 
 

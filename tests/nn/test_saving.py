@@ -125,6 +125,15 @@ def test_float32_comes_back_bit_by_bit(name, tmp_path):
         assert bits(type(module).from_pretrained(tmp_path)) == bits(module)
 
 
+@pytest.mark.parametrize("name", CELLS)
+def test_a_layer_without_biases_has_one_type_again(name, tmp_path):
+    """The zeros in place of its biases are in no file."""
+    layer = layer_of(name)(C, H, bias=False, dtype=torch.float64, **_small(name)).eval()
+    layer.save_pretrained(tmp_path)
+    x = torch.randn(3, 2, C, dtype=torch.float64)
+    assert torch.equal(type(layer).from_pretrained(tmp_path)(x)[0], layer(x)[0])
+
+
 def test_narrow_files_give_the_type_of_the_module(tmp_path):
     network, _ = tiny_reader.build("ln_hyperlstm", hyper_size=3)
     network.float().save_pretrained(tmp_path, torch.float16)
