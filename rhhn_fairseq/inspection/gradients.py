@@ -38,7 +38,8 @@ class Flow:
         norms: [T, L], of the gradient with respect to the state after step t in each layer.
         names: of the L layers.
         share_of_h: [T - 1], the share of the gradient that reaches c_t through h_t, not through c_{t+1}; a
-            mean over layers, NaN where no gradient arrives. Empty for cells without c.
+            mean over layers, NaN where no gradient arrives. Empty for cells without c, and for those with
+            ``zoneout_c``, whose h reads another c than the next step.
         initial: whether the model has its initial weights.
     """
 
@@ -122,10 +123,12 @@ def _one_pass(model, tokens, coins) -> tuple[np.ndarray, np.ndarray, tuple[str, 
 
 
 def _memories(cells: Sequence[Cell], widths: Sequence[int], state) -> list[Tensor]:
-    """Returns the tensors c of the layers that have one."""
+    """Returns the tensors c of the layers that have one, which h and the next step read."""
     starts = np.cumsum([0, *widths[:-1]])
     pairs = zip(cells, starts, strict=True)
-    return [state[start + 1] for cell, start in pairs if isinstance(cell, GatedCell)]
+    return [
+        state[start + 1] for cell, start in pairs if isinstance(cell, GatedCell) and not cell.config.zoneout_c
+    ]
 
 
 def _shares(gradients: Sequence[Tensor], T: int) -> np.ndarray:

@@ -139,6 +139,11 @@ def test_shares_of_an_lstm_are_those_of_its_equations():
     np.testing.assert_allclose(measured_shares, shares[:-1], rtol=1e-10)
 
 
+def test_zoneout_of_c_leaves_no_c_that_h_and_the_next_step_read():
+    network, vocabulary = build("lstm", zoneout_c=1e-9)
+    assert gradient_flow(network, tokens_of(vocabulary))[2].shape == (0,)
+
+
 def test_h_detach_leaves_the_path_through_c_alone():
     network, vocabulary = build("hyperlstm", size=4, hyper_size=3, hyper_embed_size=2)
     tokens = tokens_of(vocabulary)
