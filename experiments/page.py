@@ -111,7 +111,8 @@ def budget_share(row: Row, record: Record) -> float | None:
     """
     if not row.updates:
         return record.epochs / row.epochs if row.epochs else None
-    own, given = recipe_of(row)["batch_size"], dict(pairwise(record.options.get("extra", ())))
+    words = [word for option in record.options.get("extra", ()) for word in option.split("=", 1)]
+    own, given = recipe_of(row)["batch_size"], dict(pairwise(words))
     # A list is the number of batches in an update by epoch, of which the first counts.
     batches = str(given.get("--update-freq", 1)).partition(",")[0]
     return record.updates * int(given.get("--batch-size", own)) * int(batches) / own / row.updates

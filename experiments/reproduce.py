@@ -76,12 +76,12 @@ def _execute(runs: list[Run], args: argparse.Namespace) -> None:
 
 
 def _is_recorded(run: Run, path: Path) -> bool:
-    """Whether the repository has a finished record of a run with its recipe and budget."""
+    """Whether the repository has a finished record of a run with its recipe, number type and budget."""
     if not path.exists():
         return False
     record = Record.load(path)
-    same_recipe = tuple(record.options.get("extra", ())) == run.extra
-    return record.state == "finished" and same_recipe and (not run.budget or record.budget == run.budget)
+    same_recipe = tuple(record.options.get("extra", ())) == run.extra and record.precision == run.precision
+    return record.state == "finished" and same_recipe and record.budget == dict(run.budget)
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:

@@ -80,6 +80,7 @@ def test_the_share_of_the_paper_s_budget_counts_smaller_batches_for_less(record)
     row = mnist.row("pmnist_lstm")
     run = Record("mnist", row.name, row.arch, 1, 1.0, "float32", updates=50_000)
     assert page.budget_share(row, run) == 0.5
-    run.options = {"extra": ["--batch-size", "50"]}
-    assert page.budget_share(row, run) == 0.25
+    for extra in (["--batch-size", "50"], ["--batch-size=50"]):
+        run.options = {"extra": extra}
+        assert page.budget_share(row, run) == 0.25
     assert page.budget_share(HA.row("lstm_ptb"), record) is None

@@ -102,11 +102,15 @@ def test_what_the_repository_has_recorded_is_not_trained(runs, tmp_path, capsys)
     reproduce.main(["ha-ptb", "lstm_ptb", "--runs", str(tmp_path / "runs"), "--record"])
     assert capsys.readouterr().out.endswith("; recorded already, nothing trained\n")
     assert path.read_bytes() == before and not (tmp_path / "pages").exists()
-    # Another recipe or budget is another run; so is the same one if it is asked for again.
-    for more in (["--epochs", "3"], ["--again"], ["--", "--lr", "0.1"]):
+    # Another recipe, type or budget is another run; so is the same one if it is asked for again.
+    for more in (["--epochs", "3"], ["--precision", "bfloat16"], ["--again"], ["--", "--lr", "0.1"]):
         with pytest.raises(TypeError, match="not callable"):
             reproduce.main(["ha-ptb", "lstm_ptb", "--runs", str(tmp_path / more[-1]), *more])
     assert path.read_bytes() == before
+    path.unlink()
+    finished(a_run(budget={"epochs": 3}), path)
+    with pytest.raises(TypeError, match="not callable"):
+        reproduce.main(["ha-ptb", "lstm_ptb", "--runs", str(tmp_path / "without_a_budget")])
 
 
 def test_a_run_becomes_a_record_of_the_repository_only_by_record(runs, tmp_path, monkeypatch):
