@@ -367,17 +367,6 @@ def init_average(init, self, model, config, device=None, skip_keys=None):
             self.fp32_params[name] = self.fp32_params[first]
 
 
-@in_place_of("fairseq.models.ema.ema:EMA._step_internal")
-def average_once(inner, self, new_model, updates=None):
-    """A shared table has several names in a model, and fairseq averages it again for each of them.
-
-    With --share-embeddings all, three steps of the average moved the table at each update.
-    """
-    state = new_model.state_dict()
-    once = {name: state[name] for name in _first_names(state).values()}
-    return inner(self, SimpleNamespace(state_dict=lambda: once), updates)
-
-
 def _first_names(state: dict) -> dict[str, str]:
     """Returns for every name in a state_dict the first name of the same tensor."""
     first: dict = {}
@@ -389,11 +378,14 @@ def _first_names(state: dict) -> dict[str, str]:
 def step_average(inner, self, new_model, updates=None):
     """``--ema-update-freq N`` averages after every N-th update of a training, however often it is restarted.
 
-    fairseq counts the updates since the last start.
+    fairseq counts the updates since the last start. It also averages a shared table, which has several names
+    in a model, again for each of them: with --share-embeddings all, three times at each update.
     """
     if updates is not None and self.config.ema_update_freq > 1:
         self.update_freq_counter = (updates - 1) % self.config.ema_update_freq
-    return inner(self, new_model, updates)
+    state = new_model.state_dict()
+    once = {name: state[name] for name in _first_names(state).values()}
+    return inner(self, SimpleNamespace(state_dict=lambda: once), updates)
 
 
 AVERAGING: list = []

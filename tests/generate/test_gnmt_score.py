@@ -7,6 +7,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, FairseqIncrementalDecoder
+from fairseq.sequence_generator import SequenceGenerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -208,10 +209,17 @@ def test_beam_search_finds_and_scores_what_the_slow_search_does(beam, alpha, bet
             assert hypothesis["score"].item() == pytest.approx(score, abs=1e-5)
 
 
-def test_the_default_is_fairseqs_own_generator(tmp_path):
+def test_the_default_finds_what_fairseqs_own_generator_finds(tmp_path):
     model, dictionary = _toy()
-    plain = _task(dictionary, tmp_path).build_generator([model], Namespace(beam=2, max_len_b=5, lenpen=0.6))
-    assert type(plain).__name__ == "SequenceGenerator" and plain.len_penalty == 0.6
+    task, arguments = _task(dictionary, tmp_path), Namespace(beam=3, max_len_b=5, lenpen=0.6)
+    sample = {"id": torch.arange(4), "net_input": {"src_tokens": _sources()}}
+    generators = [task.build_generator([model], arguments, kind) for kind in (None, SequenceGenerator)]
+    ours, theirs = (task.inference_step(generator, [model], sample) for generator in generators)
+    for row, expected in zip(ours, theirs, strict=True):
+        assert [h["tokens"].tolist() for h in row] == [h["tokens"].tolist() for h in expected]
+        assert [float(h["score"]) for h in row] == pytest.approx(
+            [float(h["score"]) for h in expected], abs=1e-5
+        )
 
 
 @pytest.mark.parametrize(
