@@ -127,7 +127,7 @@ def count_batches_of_all_workers(trainer, filename: str, state: dict) -> None:
 
 
 def remember_batches(state: dict) -> None:
-    """Writes beside a checkpoint's position how many workers it counts, and how its batches were made.
+    """Writes into a checkpoint what resuming needs of its options: workers, batches, metric.
 
     Only rank 0 reads the file; the other ranks receive what it sends.
     """
@@ -146,9 +146,7 @@ def forget_other_metric(trainer, filename: str, state: dict) -> None:
     """
     now = [OmegaConf.select(trainer.cfg, key) for key in METRIC]
     if state.get("metric", now) != now:
-        logger.warning(
-            "%s has the best %s, which %s is not compared with", filename, state["metric"][0], now[0]
-        )
+        logger.warning("the best %s in %s is not compared with %s", state["metric"][0], filename, now[0])
         for name in ("best", "early_stop", "val_loss"):
             state.pop(name, None)
         if hasattr(plateau := getattr(trainer.lr_scheduler, "lr_scheduler", None), "mode_worse"):

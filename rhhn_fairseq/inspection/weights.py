@@ -72,7 +72,7 @@ def read_text(
     names, changes = matrix_changes(traces)
     if not names:
         cells = sorted({type(each.cell).__name__ for each in traces})
-        raise UsageError(f"no change of weights is measured for {', '.join(cells)}")
+        raise UsageError(f"the weights of {', '.join(cells)} do not change, or their change is not measured")
     # The prediction after the last symbol is not needed.
     probabilities = logits[:-1].double().softmax(dim=-1)
     came = torch.tensor(list(entries[1:]), device=logits.device)

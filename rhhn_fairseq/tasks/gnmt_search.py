@@ -59,7 +59,7 @@ class GNMTGenerator(SequenceGenerator):
             self.search = self.pruned = PrunedBeamSearch(self.tgt_dict, pruning)
         self.is_bounded = bool(self.max_len_a) and not self.match_source_len
         self.should_set_src_lengths |= self.is_bounded
-        self.search.step = functools.partial(self._search, self.search.step)
+        self.search.step = functools.partial(self._bounded_step, self.search.step)
         self.exhausted_B: torch.Tensor | None = None
 
     @torch.no_grad()
@@ -84,15 +84,15 @@ class GNMTGenerator(SequenceGenerator):
                 hypothesis["alignment"] = self.align(weights, source.cpu(), tokens, self.pad, self.eos)
         return sorted(hypotheses, key=lambda hypothesis: -float(hypothesis["score"]))
 
-    def _search(self, search_step, step, lprobs_BKV, *others):
+    def _bounded_step(self, search_step, step, lprobs_BKV, *rest):
         end = self.eos
         if self.is_bounded:
             bound_B = (self.max_len_a * self.search.src_lengths.double() + self.max_len_b).long()
             # Where a prefix or a minimal length excludes the end, the sentence goes on.
             ends_BK = (step >= bound_B).unsqueeze(1) & ~torch.isneginf(lprobs_BKV[..., end])
-            others_V = torch.arange(lprobs_BKV.shape[-1], device=lprobs_BKV.device) != end
-            lprobs_BKV = lprobs_BKV.masked_fill(ends_BK.unsqueeze(2) & others_V, float("-inf"))
-        scores, symbols, beams = search_step(step, lprobs_BKV, *others)
+            going_on_V = torch.arange(lprobs_BKV.shape[-1], device=lprobs_BKV.device) != end
+            lprobs_BKV = lprobs_BKV.masked_fill(ends_BK.unsqueeze(2) & going_on_V, float("-inf"))
+        scores, symbols, beams = search_step(step, lprobs_BKV, *rest)
         self.exhausted_B = ((symbols == end) | torch.isneginf(scores)).all(dim=1)
         return scores, symbols, beams
 

@@ -97,7 +97,7 @@ class GNMTTranslationTask(LogsDynamics, DetachingTask, TranslationTask):
         typed_config(cfg, cls).check()
         GNMTScore.parse(cfg.length_penalty, cfg.coverage_penalty, 1.0)
         if cfg.left_pad_target:
-            # fairseq reads prefixes and references, and we leave prefixes out, from the first column on.
+            # Prefixes and references are read from the first column on, which would be padding.
             raise UsageError("--left-pad-target: translations are padded on the right here, leave it out")
         if (cfg.source_lang is None) != (cfg.target_lang is None):
             # fairseq would infer both from the data, and ignore the one that was given.

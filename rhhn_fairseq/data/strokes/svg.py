@@ -36,8 +36,8 @@ def read_svg(file: Path) -> np.ndarray:
         element.tag.rpartition("}")[2] == "use" for _, element in ElementTree.iterparse(io.BytesIO(content))
     ):
         raise UsageError(f"{file}: has <use> elements; save it as plain SVG without clones")
-    # Of a rotated rectangle or circle, only ``abs`` gives the points as they are transformed.
     shapes = [shape for shape in SVG.parse(io.BytesIO(content)).elements() if isinstance(shape, Shape)]
+    # Only ``abs`` applies a rotation to the points of a rectangle or circle.
     outlines = [Outline(part) for shape in shapes for part in abs(Outline(shape)).as_subpaths()]
     sides = np.array([box[1::2] for box in (outline.bbox() for outline in outlines) if box])
     longest = (float(np.ptp(sides)) if len(sides) else 0.0) / STEPS_OF_A_HEIGHT or 1.0
