@@ -80,16 +80,18 @@ def read_prime(
     """Returns a line of handwriting in the corpus's units.
 
     Args:
-        place: ``SPLIT:NUMBER`` of a prepared directory, counted from 0, or a ``.npy`` file in the stroke-3
-            format.
-        data: that directory. text: what is written there, None for the recorded text, if any.
+        place: ``SPLIT:NUMBER`` of a prepared directory, counted from 0, or a ``.npy`` or ``.svg`` file, which
+            is read and scaled as that directory's corpus was.
+        data: that directory; None, or one that is gone, takes a file as it is.
+        text: what is written there, None for the recorded text, if any.
         points: how many of its first points to take, None for all. y_up: whether y grows upwards in the file.
 
     Raises:
         UsageError: there is no such line, or it cannot be read.
     """
+    from rhhn_fairseq.data.strokes.cleaning import CleaningConfig, clean
     from rhhn_fairseq.data.strokes.points import Line
-    from rhhn_fairseq.data.strokes.store import StrokeSplit
+    from rhhn_fairseq.data.strokes.store import STROKES, StrokeSplit
     from rhhn_fairseq.data.strokes.stroke3 import read_line
 
     match = re.fullmatch(r"(\w+):(\d+)", place)
@@ -98,7 +100,15 @@ def read_prime(
             raise UsageError(
                 f"--prime {place}: no such file; name a .npy or .svg file, or a line as SPLIT:NUMBER"
             )
-        line = read_line(Path(place), y_up=y_up)
+        manifest = None if data is None else STROKES.read(data)
+        request = manifest["request"] if manifest else {"options": {}, "cleaning": {}}
+        line = read_line(Path(place), request["options"].get("first_row", "drawn"), y_up)
+        if manifest:
+            config = CleaningConfig(**request["cleaning"] | {"min_points": 2, "max_points": 0})
+            cleaned, _ = clean(line, config)
+            if isinstance(cleaned, str):
+                raise UsageError(f"--prime {place}: the line is too {cleaned} to be scaled as {data}")
+            line = dataclasses.replace(line, points=cleaned)
     else:
         if data is None:
             raise UsageError(f"--prime {place}: name the data directory with --data")

@@ -13,7 +13,11 @@ from helpers.written_pictures import SVG, svg_lines
 from rhhn_fairseq.cli import plot
 from rhhn_fairseq.cli.running import run as run_program
 from rhhn_fairseq.cli.write import read_prime
+from rhhn_fairseq.data.common.manifest import SPLITS
+from rhhn_fairseq.data.strokes.cleaning import CleaningConfig
+from rhhn_fairseq.data.strokes.prepare import prepare
 from rhhn_fairseq.data.strokes.store import StrokeSplit
+from rhhn_fairseq.data.strokes.stroke3 import stroke3
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.models.loading import load_handwriting
 
@@ -52,6 +56,20 @@ def test_primes(trained, tmp_path):
     np.save(tmp_path / "two.npy", np.stack([random_rows(5)] * 2))
     with pytest.raises(UsageError, match="two.npy: expected one line of handwriting"):
         read_prime(str(tmp_path / "two.npy"), None)
+
+
+def test_a_primed_file_is_read_and_scaled_as_the_corpus(tmp_path):
+    rows = [random_rows(length) * (7, 7, 1) for length in (5, 6, 8)]
+    np.savez(tmp_path / "lines.npz", **{name: [row] for name, row in zip(SPLITS, rows, strict=True)})
+    corpus = stroke3([tmp_path / "lines.npz"], first_row="moved")
+    prepare(corpus, tmp_path / "data", CleaningConfig(scale="step"))
+    np.save(tmp_path / "new.npy", rows[2])
+    line = read_prime(str(tmp_path / "new.npy"), str(tmp_path / "data"))
+    stored = StrokeSplit(tmp_path / "data", "test").points(0)
+    np.testing.assert_allclose(line.points, stored, rtol=1e-6)
+    np.save(tmp_path / "dot.npy", rows[2][:1] * 0)
+    with pytest.raises(UsageError, match="dot.npy: the line is too short to be scaled as .*data"):
+        read_prime(str(tmp_path / "dot.npy"), str(tmp_path / "data"))
 
 
 def _program(*arguments) -> int:
