@@ -64,6 +64,7 @@ class Cell(Contract):
                 is 0, mask or noise is not bool, or the backend that is asked for cannot run the pass.
         """
         self._check_shapes(x_TBC, state, {"mask": mask_TB, "resets": resets_TB}, noise)
+        computed = self._compute_lists()
         T, B, _ = x_TBC.shape
         if mask_TB is not None:
             # A NaN times a zero gradient is NaN, so padding is cleared before it multiplies a weight.
@@ -98,11 +99,24 @@ class Cell(Contract):
             return y, after
         run = functools.partial(self._run_again, backends.make_plan("reference"))
         parameters: list[Tensor] = list(filter(operator.attrgetter("requires_grad"), self.parameters()))
-        if self._forward_pre_hooks:
-            # Pruning computes weights before a pass; looking for them takes longer.
+        if self._forward_pre_hooks or computed or not parameters:
+            # Pruning computes weights before a pass, and torch.nn.DataParallel replicas have tensors; looking
+            # for them takes longer.
             parameters = list(self._weights().values())
         full_pass = recompute.Pass(run, parameters, first, mask_TB, noise)
         return recompute.differentiable_again(full_pass, x_TBC, state, y, after)
+
+    def _compute_lists(self) -> bool:
+        """Runs what computes weights of lists, such as pruning, since a list is never called."""
+        found = False
+        for module in self.children():
+            if isinstance(module, nn.ParameterList):
+                for hook in module._forward_pre_hooks.values():
+                    hook(module, ())
+                    found = True
+            elif isinstance(module, Cell):
+                found = module._compute_lists() or found
+        return found
 
     def _weights(self) -> dict[str, Tensor]:
         """Returns what a pass computes gradients of, by its name in a ``_Runner``."""
@@ -156,6 +170,8 @@ class Cell(Contract):
             g = self.begin(g, first_TB1)
         g, state = self.prepare(g, state, mask_TB, noise, plan)
         y_TBH, state = self.run(g, state, mask_TB, noise, plan)
+        if self.taken:
+            self.taken[-1] = self.taken[-1][:T]
         return y_TBH if y_TBH.shape[0] == T else y_TBH[:T], state
 
     def run(
@@ -222,7 +238,7 @@ class Cell(Contract):
         if torch.jit.is_tracing():
             return "torch.jit.trace"
         for name, module in self.named_children():
-            if is_hooked(module):
+            if is_hooked(module) and not isinstance(module, nn.ParameterList):
                 return f"a hook on {name!r}"
         return None
 

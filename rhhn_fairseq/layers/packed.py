@@ -42,7 +42,7 @@ class Packed:
     def __init__(self, sizes_T: Tensor, device: torch.device):
         self.sizes_T, self.device, self.sizes = sizes_T, device, sizes_T.tolist()
         self.T, self.B = len(self.sizes), self.sizes[0]
-        mask_TB = torch.arange(self.B) < sizes_T.unsqueeze(1)
+        mask_TB = torch.arange(self.B, device=sizes_T.device) < sizes_T.unsqueeze(1)
         self.steps, self.rows = (place.to(device) for place in mask_TB.nonzero(as_tuple=True))
         cuts = [0]
         if self.T * self.B > 2 * len(self.rows):
@@ -58,7 +58,7 @@ class Packed:
         if R == self.sizes[stop - 1]:
             return Segment(start, stop, R, data, None, None)
         # torch keeps the sizes on the CPU, so nothing waits for a device here.
-        mask_KR = torch.arange(R) < sizes_K.unsqueeze(1)
+        mask_KR = torch.arange(R, device=sizes_K.device) < sizes_K.unsqueeze(1)
         places = mask_KR.flatten().nonzero().squeeze(1).to(self.device)
         return Segment(start, stop, R, data, mask_KR.to(self.device), places)
 

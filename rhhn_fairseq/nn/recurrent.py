@@ -168,6 +168,11 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         return 2 if self.bidirectional else 1
 
     @property
+    def _weight(self) -> Tensor:
+        """A weight; the replicas of torch.nn.DataParallel have no parameters."""
+        return self.stack.cells[0].input_maps()[0][0]
+
+    @property
     def state_sizes(self) -> tuple[int, ...]:
         """Widths of the entries of the state, in the order of ``state_names``."""
         return self.stack.cells[0].state_sizes
@@ -175,7 +180,7 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialises all weights again, as the method of torch.nn.LSTM does; sharded ones too."""
-        with next(self.parameters()).device:
+        with self._weight.device:
             fresh = dict(all_tensors(self._build(self.stack.config)))
         for name, weight in all_tensors(self.stack):
             new = fresh[name]
@@ -190,7 +195,7 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
 
     def zero_state(self, B: int, device=None, dtype: torch.dtype | None = None) -> Tensor | State:
         """Returns zeros as the state of B sequences, in the weights' type."""
-        weight, rows = next(self.parameters()), self.directions * self.num_layers
+        weight, rows = self._weight, self.directions * self.num_layers
         empty = torch.zeros(rows, B, 0, device=device or weight.device, dtype=dtype or weight.dtype)
         state = tuple(empty.new_zeros(rows, B, width) for width in self._entries())
         return state if len(state) > 1 else state[0]
@@ -300,7 +305,7 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         T, B, _ = x_TBC.shape
         if B == 0 and T > 0:
             # It depends on the weights, so that a script may go backward from it.
-            y = x_TBC.new_zeros(T, 0, self.stack.output_size) + next(self.parameters()).sum()
+            y = x_TBC.new_zeros(T, 0, self.stack.output_size) + self._weight.sum()
             return y.transpose(0, 1) if self.batch_first else y, self.zero_state(0, x_TBC.device, x_TBC.dtype)
         mask, resets = self._positions(mask, is_batched), self._positions(resets, is_batched)
         if lengths is not None:
@@ -320,7 +325,12 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         lengths = torch.as_tensor(lengths)
         # Numbers on a GPU are not read, because that would wait for it.
         readable = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
-        if lengths.shape != (B,) or (readable and not bool(((lengths >= 0) & (lengths <= T)).all())):
+        readable = readable and gemm.transformation() is None
+        if (
+            lengths.shape != (B,)
+            or lengths.is_floating_point()
+            or (readable and not bool(((lengths >= 0) & (lengths <= T)).all()))
+        ):
             given = lengths.tolist() if readable else f"of shape {tuple(lengths.shape)}"
             raise UsageError(
                 f"{type(self).__name__}: lengths are {given}, expected {B} whole numbers from 0 to {T}"

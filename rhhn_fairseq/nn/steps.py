@@ -43,7 +43,7 @@ class StepCell(nn.Module):
     ):
         super().__init__()
         self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
-        options = sized_options(self.layer.cell, hidden_size, options)
+        self.options = options = sized_options(self.layer.cell, hidden_size, options)
         with torch.device(torch.get_default_device() if device is None else device):
             try:
                 cell = build_cell(self.layer.cell, input_size, hidden_size, **options)
@@ -52,6 +52,14 @@ class StepCell(nn.Module):
         if not bias:
             remove_biases(cell)
         self.cell = cell.to(dtype=dtype or torch.get_default_dtype())
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialises all weights again, as the methods of torch's cells do."""
+        device = self.cell.input_maps()[0][0].device
+        fresh = type(self)(self.input_size, self.hidden_size, self.bias, device, **self.options)
+        for weight, new in zip(self.parameters(), fresh.parameters(), strict=True):
+            weight.copy_(new)
 
     def forward(self, input: Tensor, hx: Tensor | State | None = None) -> Tensor | State:
         """Returns the state after a step; see the class."""
@@ -66,8 +74,15 @@ class StepCell(nn.Module):
                 entries = tuple(entry.unsqueeze(0) for entry in entries)
             missing = self.cell.state_sizes[len(entries) :]
             state = (*entries, *(x.new_zeros(len(x), size) for size in missing))
+        first = None
+        if self.cell.begins and state is not None:
+            # A state of zeros has not begun, see ``RecurrentLayer``.
+            first = torch.stack([(entry == 0).all(-1) for entry in state]).all(0).unsqueeze(0)
         try:
-            _, state = self.cell(x.unsqueeze(0), state)
+            if len(x):
+                _, state = self.cell(x.unsqueeze(0), state, resets_TB=first)
+            else:
+                state = self.cell.zero_state(0, x.device, x.dtype)
         except UsageError as error:
             raise renamed(error, type(self).__name__) from None
         state = state if input.dim() == 2 else tuple(entry.squeeze(0) for entry in state)

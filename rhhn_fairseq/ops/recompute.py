@@ -68,7 +68,8 @@ def differentiable_again(
 ) -> tuple[Tensor, State]:
     """Returns the outputs and the last state of a pass with a gradient that can be differentiated again.
 
-    Their own gradient cannot, so with ``create_graph=True`` it is computed by running ``full_pass``.
+    Their own gradient cannot, so with ``create_graph=True``, and for batched gradients, it is computed by
+    running ``full_pass``.
     """
     loop = _Segments(full_pass, len(x_TBC), len(x_TBC), x_TBC.device.type)
     outputs = []
@@ -95,21 +96,28 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        if not torch.is_grad_enabled():
+        again = torch.is_grad_enabled()
+        if not again and not any(map(_is_batched, gradients)):
             return None, None, *gradients, *(None for _ in range(ctx.sources))
-        # Views, since the state itself may lead back to the parameters, through an earlier call.
-        sources = [t.view_as(t) if t.requires_grad else t for t in ctx.saved_tensors]
-        x_TBC, *others = sources
-        state, parameters = others[: ctx.count - 1], others[ctx.count - 1 :]
-        outputs = ctx.loop(parameters, ctx.loop.slices[0], x_TBC, tuple(state))
+        with torch.enable_grad():
+            # Views, since the state itself may lead back to the parameters, through an earlier call.
+            sources = [t.view_as(t) if t.requires_grad else t for t in ctx.saved_tensors]
+            x_TBC, *others = sources
+            state, parameters = others[: ctx.count - 1], others[ctx.count - 1 :]
+            outputs = ctx.loop(parameters, ctx.loop.slices[0], x_TBC, tuple(state))
         pairs = [
             (y, dy) for y, dy in zip(outputs, gradients, strict=True) if dy is not None and y.requires_grad
         ]
         wanted = [source for source in sources if source.requires_grad]
         ends, given = zip(*pairs, strict=True)
-        computed = iter(torch.autograd.grad(ends, wanted, given, create_graph=True, allow_unused=True))
+        computed = iter(torch.autograd.grad(ends, wanted, given, create_graph=again, allow_unused=True))
         found = [next(computed) if source.requires_grad else None for source in sources]
         return None, None, *(None for _ in gradients), *found
+
+
+def _is_batched(gradient: Tensor | None) -> bool:
+    """Whether it is one of ``is_grads_batched=True``, for which operations have no backward pass."""
+    return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
 class _Segments:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from helpers.small_cells import build
+from torch.nn.utils import prune
 
 from rhhn_fairseq.cells import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
@@ -90,5 +91,10 @@ def test_stacks_that_cannot_have_it_refuse_it():
     sizes = {"input_size": 3, "hidden_size": 4, "weight_drop": 0.1}
     with pytest.raises(UsageError, match="Window: weight_drop=0.1 is not supported"):
         WindowConfig(cell="lstm", **sizes, symbols=3)
+    stack = Stack(StackConfig(cell="lstm", **sizes))
+    prune.l1_unstructured(stack.cells[0], "weight_h", 0.3)
+    with pytest.raises(UsageError, match="LSTM: weight_drop is not possible on .* parametrization: weight_h"):
+        stack(torch.zeros(2, 1, 3))
+    stack.eval()(torch.zeros(2, 1, 3))
     with pytest.raises(UsageError, match="weight_drop=0.1, but the cell mingru has no recurrent matrix"):
         Stack(StackConfig(cell="mingru", **sizes))

@@ -99,6 +99,9 @@ def test_a_sequence_that_begins_in_a_later_chunk_skips_its_first_step(kind):
     _close(rnn(pack_padded_sequence(_x(), torch.tensor([T] * B)), zeros)[1], last)
     torch._dynamo.reset()
     _close(torch.compile(rnn, backend="eager", fullgraph=True)(_x(), zeros)[0], y)
+    cell = getattr(layers, f"{kind}Cell")(C, H, **KINDS.get(kind, {}), rhn_depth=2, first_step="skip")
+    zeros = [_x().new_zeros(B, size) for size in cell.double().cell.state_sizes]
+    _close(cell(_x()[0], zeros if len(zeros) > 1 else zeros[0]), cell(_x()[0]))
 
 
 def test_resets_draw_new_zoneout_and_refuse_two_directions():
@@ -142,7 +145,7 @@ def test_lengths_and_masks_equal_packed_input(kind, bidirectional):
 
 def test_impossible_lengths_are_refused():
     rnn = _build("LSTM")
-    for lengths in ([1, 2], [1, 2, 10], [-1, 2, 3]):
+    for lengths in ([1, 2], [1, 2, 10], [-1, 2, 3], [0.5, 1.0, 2.0]):
         with pytest.raises(UsageError, match=r"^LSTM: lengths are \[.*\], expected 3 whole numbers"):
             rnn(_x(), lengths=lengths)
     with pytest.raises(UsageError, match="lengths are not possible with a mask or packed input"):

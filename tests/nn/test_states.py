@@ -11,6 +11,8 @@ from rhhn_fairseq.cells import take_scaling
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.nn.states import split_entries
+from rhhn_fairseq.ops import backends
+from rhhn_fairseq.ops.backends import lengths as graph_lengths
 
 C, H, T, B = 4, 6, 5, 3
 
@@ -172,7 +174,7 @@ def test_layers_have_the_options_of_stacks(tmp_path):
 
 
 @pytest.mark.parametrize("cell", ["ln_hyperlstm", "hyperrhn"])
-def test_the_scaling_vectors_of_a_pass(cell):
+def test_the_scaling_vectors_of_a_pass(cell, monkeypatch):
     """In the form of the input, layer by layer, and of a pass that is otherwise the same."""
     rnn = layers.layer_of(cell)(C, H, 2, hyper_size=3, batch_first=True, lstm_state=False)
     for parameter in rnn.parameters():
@@ -186,5 +188,12 @@ def test_the_scaling_vectors_of_a_pass(cell):
             out, _ = inner(out)
         torch.testing.assert_close(own[0], vectors[0][:, 0], rtol=0, atol=1e-6)
     assert rnn(x[0], return_scaling=True)[2][0].shape == scaling[0][0].shape
+    # Where CUDA graphs would pad the length.
+    select = backends.select
+    monkeypatch.setattr(backends, "select", lambda request: select(request)._replace(records=True))
+    monkeypatch.setattr(graph_lengths, "keeps_length", lambda cell, T: False)
+    monkeypatch.setattr(graph_lengths, "graph_length", lambda T: T + 3)
+    for one, other in zip(rnn(x, lengths=lengths, return_scaling=True)[2], scaling, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
     with pytest.raises(UsageError, match="return_scaling is not possible with two directions"):
         layers.HyperLSTM(C, H, bidirectional=True)(x, return_scaling=True)

@@ -70,6 +70,12 @@ def test_cells_refuse_other_shapes_and_start_missing_entries_from_zeros():
     x, h = torch.randn(B, C), torch.randn(B, H)
     full = (h, h, torch.zeros(B, 3), torch.zeros(B, 3))
     assert all(map(torch.equal, cell(x, (h, h)), cell(x, full)))
+    assert [entry.shape for entry in cell(x[:0])] == [(0, H), (0, H), (0, 3), (0, 3)]
+    torch.manual_seed(0)
+    fresh = layers.HyperLSTMCell(C, H, hyper_size=3)
+    torch.manual_seed(0)
+    cell.reset_parameters()
+    assert all(map(torch.equal, cell.parameters(), fresh.parameters()))
     with pytest.raises(UsageError, match=r"^HyperLSTMCell: input is \(3, 4\), expected \[B, 5\] or \[5\]"):
         cell(torch.randn(B, 4))
     with pytest.raises(UsageError, match="^LNLSTMCell: state has shapes"):

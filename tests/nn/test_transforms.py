@@ -91,6 +91,13 @@ def test_per_sample_gradients_of_torch_func(cell, options):
             torch.testing.assert_close(each[name][b], parameter.grad, rtol=0, atol=1e-12)
 
 
+def test_lengths_of_each_sample():
+    rnn, lengths = _build("ln_lstm"), torch.tensor([[5], [3], [1]])
+    found = vmap(lambda x_TC, n: rnn(x_TC.unsqueeze(1), lengths=n)[0], in_dims=(1, 0))(_x(T, B, C), lengths)
+    expected = rnn(_x(T, B, C), lengths=lengths[:, 0])[0]
+    torch.testing.assert_close(found.squeeze(2).transpose(0, 1), expected, rtol=0, atol=1e-13)
+
+
 def test_vmap_draws_noise_for_each_sample():
     rnn, x_TC = _build("lstm", zoneout=0.5, gal_dropout=0.5, recurrent_dropout=0.5), _x(T, C)
     x_BTC = torch.stack([x_TC, x_TC])
@@ -156,6 +163,61 @@ def test_a_pruned_cell_follows_its_weights():
     with torch.no_grad():
         cell.weight_x_orig.mul_(2)
     assert (cell(_x(T, B, C))[0] - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("cell, weights", [("rhn", "weight_s"), ("hyperrhn", "hyper.weight_s")])
+def test_a_pruned_list_follows_its_weights(cell, weights):
+    """A list of weights is never called, so torch would not run what prunes it."""
+    rnn, x = _build(cell), _x(T, B, C)
+    pruned = rnn.stack.cells[0].get_submodule(weights)
+    prune.l1_unstructured(pruned, "0", 0.5)
+    for _ in range(2):
+        with torch.no_grad():
+            pruned.get_parameter("0_orig").mul_(2)
+        y = rnn(x)[0]
+        plain = _build(cell)
+        matrix = plain.stack.cells[0].get_submodule(weights)[0]
+        with torch.no_grad():
+            matrix.copy_(pruned.get_parameter("0_orig") * pruned.get_buffer("0_mask"))
+        torch.testing.assert_close(y, plain(x)[0], rtol=0, atol=1e-13)
+        (gradient,) = torch.autograd.grad(plain(x)[0].sum(), matrix)
+        (found,) = torch.autograd.grad(y.sum(), pruned.get_parameter("0_orig"))
+        torch.testing.assert_close(found, gradient * pruned.get_buffer("0_mask"), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "ln_lstm", "hyperrhn"])
+def test_batched_gradients(cell):
+    rnn, x = _build(cell, num_layers=2, bidirectional=True), _x(T, B, C)
+
+    def last(x):
+        return rnn(x, lengths=[T, 3, 1])[0][-2, 0]
+
+    jacobian = torch.autograd.functional.jacobian
+    torch.testing.assert_close(jacobian(last, x, vectorize=True), jacobian(last, x), rtol=0, atol=1e-12)
+
+
+def _replica(module):
+    """What torch.nn.DataParallel makes of a module on another GPU: its weights are plain tensors."""
+    copies = {id(part): part._replicate_for_data_parallel() for part in module.modules()}
+    for part in module.modules():
+        copy = copies[id(part)]
+        for name, child in part._modules.items():
+            setattr(copy, name, copies[id(child)])
+        for name, weight in part._parameters.items():
+            setattr(copy, name, weight * 1.0)
+    return copies[id(module)]
+
+
+def test_replicas_of_data_parallel():
+    rnn, x = _build("hyperrhn"), _x(T, B, C).requires_grad_()
+    replica, found = _replica(rnn), []
+    for module in (rnn, replica):
+        y, state = module(x, module.zero_state(B))
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        found.append((y, *state, *torch.autograd.grad(slope.square().sum(), rnn.parameters())))
+        assert module(x[:, :0])[0].shape == (T, 0, H)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("cell", CELLS)
