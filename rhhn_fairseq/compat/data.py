@@ -293,36 +293,38 @@ def load_align_dict(load, replace_unk):
 def post_process_prediction(
     inner, hypo_tokens, src_str, alignment, align_dict, tgt_dict, remove_bpe=None, **options
 ):
-    """--replace-unk replaces the wrong words if pieces are joined before the replacement."""
-    if align_dict is not None and remove_bpe is not None:
+    """--replace-unk expects one source position per target word, as no generator returns since fairseq 0.10.
+
+    Alignments are pairs (source, target), and empty without --print-alignment, so the first unknown word ends
+    the program with an IndexError or TypeError. Joining pieces first would replace the wrong words.
+
+    Raises:
+        UsageError: pieces are to be joined, or there is an unknown word but no alignment.
+    """
+    if align_dict is None:
+        return inner(hypo_tokens, src_str, alignment, None, tgt_dict, remove_bpe, **options)
+    if remove_bpe is not None:
         raise UsageError(
             f"--replace-unk works on pieces, and --post-process {remove_bpe} joins them first; leave it "
             "out and join the pieces of the output afterwards"
         )
-    return inner(hypo_tokens, src_str, alignment, align_dict, tgt_dict, remove_bpe=remove_bpe, **options)
+    text = tgt_dict.string(hypo_tokens, **options)
+    text = replace_unk(text, src_str, alignment, align_dict, tgt_dict.unk_string())
+    return tgt_dict.encode_line(text, add_if_not_exist=True), text, alignment
 
 
-@in_place_of("fairseq.utils:replace_unk")
-def replace_unk(inner, hypo_str: str, src_str: str, alignment, align_dict: dict, unk: str) -> str:
-    """fairseq expects one source position per target word, which no generator returns since fairseq 0.10.
-
-    Alignments are pairs (source, target), and empty without --print-alignment, so the first unknown word ends
-    the program with an IndexError or TypeError. Here pairs are read.
-
-    Returns the translation with each unknown word replaced by the source word it is aligned with.
+def replace_unk(text: str, source: str, alignment, align_dict: dict, unk: str) -> str:
+    """Returns the translation with each unknown word replaced by the source word it is aligned with.
 
     Args:
         alignment: pairs (source position, target position), each target position at most once.
         align_dict: translations of source words; a word that is not in it is copied.
-
-    Raises:
-        UsageError: there is an unknown word but no alignment.
     """
-    words, source = hypo_str.split(), src_str.split()
+    words, given = text.split(), source.split()
     if unk in words and len(alignment) == 0:
         raise UsageError("--replace-unk needs alignments: give --print-alignment as well")
     position = {target: where for where, target in alignment}
     for i, word in enumerate(words):
-        if word == unk and position.get(i, len(source)) < len(source):
-            words[i] = align_dict.get(source[position[i]], source[position[i]])
+        if word == unk and position.get(i, len(given)) < len(given):
+            words[i] = align_dict.get(given[position[i]], given[position[i]])
     return " ".join(words)

@@ -184,6 +184,16 @@ def all_gather_list(inner, data, group=None, max_size=16384):
     return gathered
 
 
+@in_place_of("fairseq.trainer:Trainer.train_step")
+def train_step(inner, self, samples, *args, **options):
+    """An empty batch behind a real one makes fairseq forget the size of the real one, but not its gradient.
+
+    The last worker has it where the workers times --update-freq do not divide the batches of an epoch. A
+    worker with nothing else computes an earlier batch in its place, so that the workers meet.
+    """
+    return inner(self, [sample for sample in samples if sample] or samples[:1], *args, **options)
+
+
 @in_place_of("fairseq.tasks:FairseqTask.valid_step")
 def valid_step(inner, self, sample, model, criterion):
     """fairseq-validate gives workers with a shorter share of the batches an empty batch, and fails on it.

@@ -103,6 +103,10 @@ CONFLICTS = {
             or given("lr_scheduler") == "reduce_lr_on_plateau"
         )
     ),
+    "--force-anneal {force_anneal} with polynomial_decay depends on where a training is restarted; use "
+    "--total-num-update": lambda given: (
+        given("lr_scheduler") == "polynomial_decay" and given("force_anneal") is not None
+    ),
     "--nbest {nbest} is more than --beam {beam}": lambda given: (
         given("beam") is not None and (given("nbest") or 1) > given("beam")
     ),

@@ -26,6 +26,7 @@ BATCHING = (
     "task.sample_break_mode",
     "task.max_source_positions",
     "task.max_target_positions",
+    "task.max_points",
     "common.seed",
 )
 
@@ -413,9 +414,10 @@ def add_average(path: str, state: dict) -> None:
 def load_moments(load, self, state_dict, optimizer_overrides=None):
     """Options given now, such as --weight-decay, must act in a training that is resumed.
 
-    fairseq loads the stored ones in their place. The rate is left to the schedule.
+    fairseq loads the stored ones in their place. The rate is left to the schedule, and ``lr_old``, the rate
+    of the update before, is a state of fairseq's nag.
     """
-    names = self.optimizer.defaults.keys() - {"lr"}
+    names = self.optimizer.defaults.keys() - {"lr", "lr_old"}
     given = [{name: group[name] for name in names & group.keys()} for group in self.param_groups]
     load(self, state_dict)
     for group, options in zip(self.param_groups, given, strict=True):

@@ -185,7 +185,9 @@ class GNMTTranslationTask(LogsDynamics, DetachingTask, TranslationTask):
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(self, sample, model, criterion):
-        """As in fairseq, see ``_without_prefix``."""
+        """As in fairseq, see ``_without_prefix``; an empty share of the batches has no BLEU either."""
+        if not sample:
+            return 0.0, 0, {}
         return super().valid_step(self._without_prefix(sample, criterion), model, criterion)
 
     def _without_prefix(self, sample, criterion):

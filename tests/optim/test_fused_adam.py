@@ -95,6 +95,22 @@ def test_options_given_now_replace_stored_ones(name, stored):
     assert second.param_groups[0]["weight_decay"] == 0.25
 
 
+def test_nag_resumes_with_the_rate_of_its_last_update():
+    """nag scales its momentum by the ratio of the two rates."""
+    whole, runs = parameters(), []
+    optimizer = build("nag", whole, momentum=0.9, weight_decay=0.0)
+    for seed in range(4):
+        if seed == 2:
+            state, again = optimizer.state_dict(), [p.detach().clone().requires_grad_() for p in whole]
+            second = build("nag", again, momentum=0.9, weight_decay=0.0)
+            second.load_state_dict(state)
+            runs = [(second, again)]
+        for current, weights in [(optimizer, whole), *runs]:
+            current.set_lr(0.01 / (seed + 1))
+            update(current, weights, seed)
+    assert all(map(torch.equal, whole, again))
+
+
 @pytest.mark.parametrize("updates", [(0, 0), (3, 0), (1, 3)])
 def test_updates_are_counted_for_the_group(updates):
     """From a state of adam in which a parameter had fewer gradients than another, or none."""

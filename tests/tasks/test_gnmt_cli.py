@@ -8,9 +8,9 @@ import shutil
 import pytest
 import sentencepiece
 import torch
-from fairseq import utils
 from helpers.cli import fairseq_train, json_log, model_of, run_module
 
+from rhhn_fairseq.compat.data import replace_unk
 from rhhn_fairseq.errors import UsageError
 
 WORDS = {"red": "rouge", "blue": "bleu", "dog": "chien", "cat": "chat", "sees": "voit", "house": "maison"}
@@ -164,18 +164,20 @@ def test_alignments_and_unknown_words(corpus, trained, tmp_path):
 
 def test_replace_unk():
     alignment = [(1, 0), (0, 1), (5, 2)]
-    found = utils.replace_unk("<unk> b <unk> <unk>", "x y", alignment, {"y": "Y"}, "<unk>")
+    found = replace_unk("<unk> b <unk> <unk>", "x y", alignment, {"y": "Y"}, "<unk>")
     assert found == "Y b <unk> <unk>"
-    assert utils.replace_unk("a b", "x y", [], {}, "<unk>") == "a b"
+    assert replace_unk("a b", "x y", [], {}, "<unk>") == "a b"
     with pytest.raises(UsageError, match="give --print-alignment"):
-        utils.replace_unk("a <unk>", "x y", torch.empty(0), {}, "<unk>")
+        replace_unk("a <unk>", "x y", torch.empty(0), {}, "<unk>")
 
 
-def test_two_workers_train_what_update_freq_two_trains(corpus, tmp_path):
-    """Losses and weights after 12 updates, with dropout."""
+def test_two_workers_train_what_one_trains_with_twice_the_update_freq(corpus, tmp_path):
+    """Losses and weights after 12 updates, with dropout. An epoch has 15 batches, so the last worker's last
+    update of it has one batch, not two."""
     options = ["--max-update", 12, "--disable-validation", "--dropout", 0.3]
-    one = _train(corpus, tmp_path / "one", *options, "--update-freq", 2)
-    two = _train(corpus, tmp_path / "two", *options, workers=2)
+    options += ["--batch-size", 136, "--max-tokens", 10000]
+    one = _train(corpus, tmp_path / "one", *options, "--update-freq", 4)
+    two = _train(corpus, tmp_path / "two", *options, "--update-freq", 2, workers=2)
     losses = [
         [r["loss"] for r in json_log(run.stdout + run.stderr) if r["tag"] == "train_inner"]
         for run in (one, two)
