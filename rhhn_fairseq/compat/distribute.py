@@ -191,7 +191,10 @@ def train_step(inner, self, samples, *args, **options):
     The last worker has it where the workers times --update-freq do not divide the batches of an epoch. A
     worker with nothing else computes an earlier batch in its place, so that the workers meet.
     """
-    return inner(self, [sample for sample in samples if sample] or samples[:1], *args, **options)
+    # fully_sharded workers meet in every batch.
+    if not self.is_fsdp:
+        samples = [sample for sample in samples if sample] or samples[:1]
+    return inner(self, samples, *args, **options)
 
 
 @in_place_of("fairseq.tasks:FairseqTask.valid_step")
