@@ -118,15 +118,15 @@ def best_checkpoints(directory: str | Path, number: int, metric: str | None = No
     Raises:
         UsageError: the directory has fewer of them, or they were compared by several metrics.
     """
-    scores: dict[tuple[str, int], tuple[Score, Path]] = {}
+    scores: dict[tuple[str, int, float], tuple[Score, Path]] = {}
     for path in sorted(Path(directory).iterdir()):
         if not any(pattern.fullmatch(path.name) for pattern in (EPOCH, UPDATE, BEST)):
             continue
         score = read_score(load(path))
-        # fairseq saves the same state under several names.
+        # fairseq saves the same state under several names. Updates may begin again, by --reset-optimizer.
         if score is not None and metric in (None, score.metric):
-            scores.setdefault((score.metric, score.updates), (score, path))
-    metrics = sorted({name for name, _ in scores})
+            scores.setdefault((score.metric, score.updates, score.value), (score, path))
+    metrics = sorted({name for name, *_ in scores})
     if len(metrics) > 1:
         raise UsageError(f"{directory}: has checkpoints by {' and by '.join(metrics)}; choose with --metric")
     if len(scores) < number:
@@ -158,6 +158,11 @@ def updates_of(state: dict) -> int:
     return int(history[-1].get("num_updates", 0))
 
 
+def _age(state: dict) -> tuple[int, int]:
+    """Returns how often a training was started, and its updates, which --reset-optimizer begins anew."""
+    return len(state.get("optimizer_history") or ()), updates_of(state)
+
+
 def load(path: str | Path) -> dict:
     """Loads a checkpoint as fairseq stored it; its tensors stay in the file until they are used."""
     from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch
@@ -171,7 +176,8 @@ def average(paths: Sequence[str | Path], ema: bool = False) -> dict:
     """Returns a checkpoint whose weights are the mean of those of several checkpoints.
 
     Everything else, such as the configuration and integer buffers, is that of the newest, the one with most
-    updates. The optimizer's state and the validation result are omitted, as they do not belong to the mean.
+    updates after the last restart. The optimizer's state and the validation result are omitted, as they do
+    not belong to the mean.
 
     Args:
         ema: average the weights that --store-ema keeps instead of the trained ones; with one checkpoint,
@@ -198,7 +204,7 @@ def average(paths: Sequence[str | Path], ema: bool = False) -> dict:
             if name.rpartition(".")[2] in OF_THE_DATA and not one.equal(two):
                 what = f"their {name} differ"
                 raise UsageError(f"{path} and {paths[0]} were trained on different data: {what}")
-    newest = max(range(len(states)), key=lambda index: (updates_of(states[index]), index))
+    newest = max(range(len(states)), key=lambda index: (*_age(states[index]), index))
     extra = dict(states[newest].get("extra_state") or {})
     for name in (*checkpoints.AVERAGES, "best"):
         extra.pop(name, None)

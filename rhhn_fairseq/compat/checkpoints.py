@@ -251,12 +251,18 @@ def load_checkpoint_to_cpu(load, path, *args, **kwargs):
     return state
 
 
+TO_KEEP: list = []
+"""Options and suffix of a checkpoint being saved, until ``checkpoint_paths`` is asked for the best so far."""
+
+
 @in_place_of("fairseq.checkpoint_utils:save_checkpoint")
 def save_checkpoint(inner, cfg, trainer, epoch_itr, val_loss):
     """fairseq asks a task for its state on rank 0 only, after the other ranks have returned.
 
     Here every worker first calls the task's `gather_checkpoint_state`, if it has one.
     """
+    kept = cfg.keep_best_checkpoints > 0 and val_loss is not None
+    TO_KEEP[:] = [(cfg, trainer.checkpoint_suffix)] if kept else []
     gather = getattr(trainer.task, "gather_checkpoint_state", None)
     if gather is not None and not cfg.no_save:
         gather()
@@ -333,11 +339,17 @@ def copy_completely(inner, src_path: str, dst_path: str, overwrite: bool = False
 def checkpoint_paths(inner, path, pattern=r"checkpoint(\d+)\.pt", keep_match=False):
     """fairseq keeps all of ``--keep-best-checkpoints`` where the figure is negative, as that of handwriting.
 
-    It looks for their files by a pattern without a minus sign.
+    It looks for their files by a pattern without a minus sign. While there are fewer than it may keep, it
+    keeps only those that are better than the worst of them: here it finds one of infinite loss then.
     """
-    if pattern.startswith(r"checkpoint\.best_"):
-        pattern = pattern.replace(r"(\d+\.?\d*)", r"(-?\d+\.?\d*)")
-    return inner(path, pattern, keep_match)
+    if not pattern.startswith(r"checkpoint\.best_"):
+        return inner(path, pattern, keep_match)
+    found = inner(path, pattern.replace(r"(\d+\.?\d*)", r"(-?\d+\.?\d*)"), keep_match)
+    for cfg, suffix in TO_KEEP:
+        if len(found) < cfg.keep_best_checkpoints:
+            found = [f"_{'-' * cfg.maximize_best_checkpoint_metric}inf{suffix}.pt"]
+    TO_KEEP.clear()
+    return found
 
 
 def plain(value):

@@ -81,6 +81,8 @@ def _generates(given: Callable) -> bool:
     return given("beam") is not None and given("buffer_size") is None and given("max_update") is None
 
 
+TASKS_WITHOUT_COMBINING = ("char_lm", "handwriting", "synthetic")
+
 # Messages about options that exclude each other or would not act, with placeholders for their values, and
 # the conditions.
 CONFLICTS = {
@@ -106,6 +108,9 @@ CONFLICTS = {
     "--force-anneal {force_anneal} with polynomial_decay depends on where a training is restarted; use "
     "--total-num-update": lambda given: (
         given("lr_scheduler") == "polynomial_decay" and given("force_anneal") is not None
+    ),
+    "--combine-valid-subsets goes with translation; name the splits of {task} with --valid-subset": (
+        lambda given: given("combine_valid_subsets") and given("task") in TASKS_WITHOUT_COMBINING
     ),
     "--nbest {nbest} is more than --beam {beam}": lambda given: (
         given("beam") is not None and (given("nbest") or 1) > given("beam")

@@ -82,9 +82,8 @@ def load_checkpoint(
     if not reset_optimizer:
         continue_without_optimizer(self, filename, reset_lr_scheduler)
         flatten_moments(self)
-    if not reset_lr_scheduler:
-        # After continue_without_optimizer, which loads the schedule's state.
-        continue_plateau(self, state)
+    # After continue_without_optimizer, which loads the schedule's state.
+    continue_plateau(self, state, reset_lr_scheduler)
     return state
 
 
@@ -225,11 +224,19 @@ def flatten_moments(trainer) -> None:
                 state[name] = value.flatten()
 
 
-def continue_plateau(trainer, state: dict) -> None:
-    """``reduce_lr_on_plateau`` has not seen the figure of an epoch at whose end it was saved."""
+def continue_plateau(trainer, state: dict, begins: bool) -> None:
+    """``reduce_lr_on_plateau`` has not seen the figure of an epoch at whose end it was saved.
+
+    begins: with ``--reset-lr-scheduler``. Other schedules set the rate; this one would keep the stored one.
+    """
     from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule as Schedule
 
-    if isinstance(trainer.lr_scheduler, Schedule):
+    if not isinstance(trainer.lr_scheduler, Schedule):
+        return
+    if begins:
+        trainer.optimizer.set_lr(trainer.cfg.optimization.lr[0])
+        trainer.lr_step_update()
+    else:
         position, loss = state["train_iterator"], state.get("val_loss")
         if loss is not None and not position.get("iterations_in_epoch"):
             trainer.lr_scheduler.step(position["epoch"] - 1, loss)

@@ -249,18 +249,20 @@ def replacement(cfg, suffix: str) -> str | None:
 
 
 def newest_good(directory: Path, suffix: str) -> Path | None:
-    """Returns the intact checkpoint with the most updates among fairseq's file names, or None."""
+    """Returns the newest intact checkpoint among fairseq's file names, see ``examined``, or None."""
     pattern = re.compile(rf"checkpoint(\d+|_\d+_\d+|_best|\.best_.+){re.escape(suffix)}\.pt")
     found = {}
     for path in directory.glob("checkpoint*.pt"):
-        updates, reason = examined(path) if pattern.fullmatch(path.name) else (None, None)
-        if updates is not None and reason is None:
-            found[updates, path.stat().st_mtime] = path
+        age, reason = examined(path) if pattern.fullmatch(path.name) else (None, None)
+        if age is not None and reason is None:
+            found[age, path.stat().st_mtime] = path
     return found[max(found)] if found else None
 
 
-def examined(path: Path) -> tuple[int | None, str | None]:
-    """Returns after how many updates a checkpoint was saved, and what is damaged; reads all of it.
+def examined(path: Path) -> tuple[tuple[int, int] | None, str | None]:
+    """Returns the age of a checkpoint, and what is damaged; reads all of it.
+
+    The age is how often its training was started and then its updates, which --reset-optimizer begins anew.
 
     A file without permission, or one with classes that may not be loaded, is refused when it is loaded.
     """
@@ -283,4 +285,5 @@ def examined(path: Path) -> tuple[int | None, str | None]:
     if not (isinstance(state, dict) and "model" in state):
         return None, "holds no model"
     history = state.get("optimizer_history") or [{}]
-    return history[-1].get("num_updates"), None
+    updates = history[-1].get("num_updates")
+    return None if updates is None else (len(history), updates), None

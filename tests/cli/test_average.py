@@ -94,6 +94,15 @@ def test_the_best_by_the_stored_metric(trained, tmp_path, capsys):
     assert len(again) == 2
     for one, other in zip(again, best, strict=True):
         assert all(torch.equal(weights(one)[name], tensor) for name, tensor in weights(other).items())
+    # After --reset-optimizer, updates begin again.
+    anew = tmp_path / "anew"
+    anew.mkdir()
+    for number, path in enumerate(sorted(trained.glob("checkpoint?.pt"))):
+        state = torch.load(path, weights_only=True)
+        state["optimizer_history"][-1]["num_updates"] = 10
+        state["extra_state"]["val_loss"] = 9.0 - number
+        torch.save(state, anew / path.name)
+    assert [path.stem for path in averaging.best_checkpoints(anew, 2)] == ["checkpoint4", "checkpoint3"]
     # A metric of which more is better.
     for number, value in enumerate((10.0, 30.0, 20.0), start=1):
         state = torch.load(trained / f"checkpoint{number}.pt", weights_only=True)

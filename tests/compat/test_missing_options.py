@@ -96,6 +96,7 @@ def test_help_lists_the_options_of_what_is_named(tmp_path, program, arguments, l
         ("generation", "--path x --constraints", "in the input of fairseq-interactive"),
         ("generation", "--path x --beam 2 --nbest 3", "--nbest 3 is more than --beam 2"),
         ("training", "--lr-scheduler polynomial_decay --force-anneal 2", "depends on where a training is"),
+        ("training", "--task char_lm --combine-valid-subsets", "the splits of char_lm with --valid-subset"),
         ("generation", "--path x --beam 3 --diverse-beam-groups 2", "is no multiple of"),
         ("eval_lm", "--task language_modeling --path x --post-process sentencepiece", "of subword_nmt only"),
     ],

@@ -3,11 +3,12 @@
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.dataclass.configs import EMAConfig
+from fairseq.dataclass.configs import CheckpointConfig, EMAConfig
 from fairseq.models.ema.ema import EMA
 from helpers import tiny_translation
 from helpers.cli import HANGS, fairseq_train, json_log, lstm, model_of
@@ -372,3 +373,41 @@ def test_an_average_of_weights_in_16_bits_is_in_float32(corpus, tmp_path):
     assert exact and all(tensor.dtype == torch.float32 for tensor in exact.values())
     averaged = average([tmp_path / "checkpoint_last.pt"], ema=True)["model"]
     assert all(torch.equal(averaged[name], tensor) for name, tensor in exact.items())
+
+
+@pytest.mark.parametrize(
+    "figures, largest", [([2.0, 2.5, 2.2, 2.1], False), ([50.0, 40.0, 45.0, 60.0], True)]
+)
+@pytest.mark.parametrize("suffix", ["", "-rank-0"])
+def test_as_many_best_checkpoints_are_kept_as_were_asked_for(figures, largest, suffix, tmp_path):
+    """Whatever the order in which they come."""
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    cfg = CheckpointConfig(
+        save_dir=str(tmp_path), keep_best_checkpoints=3, maximize_best_checkpoint_metric=largest
+    )
+    trainer = SimpleNamespace(
+        task=None,
+        data_parallel_rank=0,
+        checkpoint_suffix=suffix,
+        should_save_checkpoint_on_current_rank=True,
+        always_call_state_dict_during_save_checkpoint=False,
+        consolidate_optimizer=lambda: None,
+        get_num_updates=lambda: 1,
+        save_checkpoint=lambda path, extra: str(Path(path).write_text("")),
+    )
+    epochs = SimpleNamespace(epoch=1, end_of_epoch=lambda: True, state_dict=dict)
+    for figure in figures:
+        checkpoint_utils.save_checkpoint(cfg, trainer, epochs, figure)
+    vars(checkpoint_utils.save_checkpoint).pop("best")
+    kept = [float(path.stem.split("_")[2].removesuffix(suffix)) for path in tmp_path.glob("*.best_*")]
+    expected = sorted(figures, reverse=largest)[:3]
+    assert sorted(kept, reverse=largest) == pytest.approx(expected, abs=2e-3)
+
+
+def test_a_plateau_that_begins_anew_has_the_given_rate(corpus, tmp_path):
+    line = char_lm(corpus, tmp_path, "--lr-scheduler", "polynomial_decay", "--total-num-update", 4)
+    train(*line, "--max-update", 4)
+    options = ["--lr-scheduler", "reduce_lr_on_plateau", "--reset-lr-scheduler", "--lr", 0.02]
+    line = [option for option in char_lm(corpus, tmp_path, *options) if option != "--disable-validation"]
+    log = train(*line, "--max-update", 6)
+    assert [update["lr"] for update in log.updates] == ["0.02", "0.02"]

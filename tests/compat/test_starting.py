@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from rhhn_fairseq.compat import logs, resume, start, stopping
 
 
-def save(path: Path, updates: int) -> Path:
-    torch.save({"model": {}, "optimizer_history": [{"num_updates": updates}]}, path)
+def save(path: Path, updates: int, starts: int = 1) -> Path:
+    torch.save({"model": {}, "optimizer_history": [{"num_updates": updates}] * starts}, path)
     return path
 
 
@@ -32,6 +32,10 @@ def test_the_newest_good_checkpoint(tmp_path, suffix):
         save(tmp_path / f"{name}.pt", 99)
     last.write_bytes(b"")
     assert replacement(tmp_path, suffix) == str(tmp_path / "checkpoint2.pt")
+    # Its training was started again, with --reset-optimizer.
+    save(tmp_path / f"checkpoint3{suffix}.pt", 3, starts=2)
+    assert replacement(tmp_path, suffix) == str(tmp_path / "checkpoint3.pt")
+    (tmp_path / f"checkpoint3{suffix}.pt").unlink()
     (tmp_path / f"checkpoint2{suffix}.pt").write_bytes(b"PK")
     assert replacement(tmp_path, suffix) == str(tmp_path / "checkpoint.best_loss_2.51.pt")
 
