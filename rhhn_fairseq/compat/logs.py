@@ -126,7 +126,7 @@ def describe_schedule(trainer) -> str | None:
 
     The number of updates in an architecture's recipe is that of one corpus, batch size and number of workers.
     """
-    schedule, last = trainer.cfg.lr_scheduler, last_update(trainer)
+    schedule, last = trainer.cfg.lr_scheduler, trainer.last_update
     end, warmup = getattr(schedule, "total_num_update", None), getattr(schedule, "warmup_updates", None) or 0
     if last < warmup:
         return (
@@ -150,24 +150,29 @@ def log_time_left(trainer) -> None:
 
     done, now = trainer.get_num_updates(), time.perf_counter()
     first, began = vars(trainer).setdefault("first_update", (done, now))
-    last = last_update(trainer)
+    last = trainer.last_update
     if done > first and last < math.inf:
         minutes = max(last - done, 0) * (now - began) / (done - first) / 60
         metrics.log_scalar("minutes_left", minutes, weight=0, priority=780, round=1)
 
 
-def last_update(trainer) -> float:
-    """Returns the number of the update after which training ends; infinite without a limit."""
-    limits = trainer.cfg.optimization
+def last_update(trainer, epochs) -> float:
+    """Returns the number of the update after which training ends; infinite without a limit.
+
+    epochs: fairseq's iterator, where training starts or resumes.
+    """
+    limits, first = trainer.cfg.optimization, epochs.next_epoch_idx
     last = math.inf if limits.max_update <= 0 else limits.max_update
     if limits.max_epoch > 0:
-        last = min(last, limits.max_epoch * updates_of_an_epoch(trainer))
+        frequencies, updates = list(limits.update_freq), trainer.get_num_updates()
+        counts = [-(-len(epochs) // frequency) for frequency in frequencies]
+        if first <= limits.max_epoch:
+            left = len(epochs) - epochs.iterations_in_epoch
+            updates -= -left // frequencies[min(first, len(frequencies)) - 1]
+        updates += sum(counts[first : limits.max_epoch])
+        updates += counts[-1] * max(limits.max_epoch - max(first, len(counts)), 0)
+        last = min(last, updates)
     return last
-
-
-def updates_of_an_epoch(trainer) -> int:
-    """Returns the number of updates in an epoch, by the first entry of ``--update-freq``."""
-    return -(-trainer.batches_of_an_epoch // trainer.cfg.optimization.update_freq[0])
 
 
 def summary(trainer, figures: dict, seconds: float) -> str:
@@ -182,7 +187,7 @@ def summary(trainer, figures: dict, seconds: float) -> str:
         f"{name or type(model).__name__}: {sum(weight.numel() for weight in weights):,} parameters",
         f"{trainer.device.type}, {dtype}",
         *running,
-        f"{updates_of_an_epoch(trainer):,} updates an epoch, the first in {seconds:.1f} s",
+        f"{trainer.updates_of_an_epoch:,} updates an epoch, the first in {seconds:.1f} s",
         f"loss {figures['loss']:g}",
     ]
     if trainer.data_parallel_world_size > 1:

@@ -67,12 +67,11 @@ def trainer(updates=0, rate=0.5, seconds=0, patience=-1, warmup_updates=0, **lim
         get_num_updates=lambda: updates,
         get_lr=lambda: rate,
         _previous_training_time=seconds,
-        batches_of_an_epoch=19,
     )
 
 
-def epochs_of(batches, epoch=1):
-    members = {"next_epoch_idx": epoch, "__len__": lambda self: batches}
+def epochs_of(batches, epoch=1, read=0):
+    members = {"next_epoch_idx": epoch, "iterations_in_epoch": read, "__len__": lambda self: batches}
     return type("Epochs", (), members)()
 
 
@@ -97,19 +96,25 @@ BEYOND = "the learning rate is 0.25 from update 100 on, and training ends after 
 
 
 @pytest.mark.parametrize(
-    "limits, line",
+    "limits, place, line",
     [
-        ({"max_update": 98}, BEFORE.format(98)),
-        ({"max_update": 99}, None),
-        ({"max_update": 103}, BEYOND.format(103)),
-        # Nineteen batches are ten updates.
-        ({"max_epoch": 10}, None),
-        ({"max_epoch": 9, "max_update": 5000}, BEFORE.format(90)),
-        ({"max_update": 19, "warmup_updates": 20}, f"{WITHIN}: lower --warmup-updates 20"),
+        ({"max_update": 98}, (1, 0), BEFORE.format(98)),
+        ({"max_update": 99}, (1, 0), None),
+        ({"max_update": 103}, (1, 0), BEYOND.format(103)),
+        # Nineteen batches are ten updates in the first epoch, and five in the others.
+        ({"max_epoch": 19}, (1, 0), None),
+        ({"max_epoch": 17, "max_update": 5000}, (1, 0), BEFORE.format(90)),
+        # After --reset-dataloader and --reset-optimizer; in mid-epoch, where three updates are left.
+        ({"max_epoch": 17, "updates": 10}, (1, 0), None),
+        ({"max_epoch": 19, "updates": 0}, (3, 0), BEFORE.format(85)),
+        ({"max_epoch": 3, "updates": 92}, (2, 8), None),
+        ({"max_update": 19, "warmup_updates": 20}, (1, 0), f"{WITHIN}: lower --warmup-updates 20"),
     ],
 )
-def test_the_end_of_a_schedule(limits, line):
-    assert logs.describe_schedule(trainer(**limits)) == line
+def test_the_end_of_a_schedule(limits, place, line):
+    training = trainer(**limits)
+    training.last_update = logs.last_update(training, epochs_of(19, *place))
+    assert logs.describe_schedule(training) == line
 
 
 def test_how_to_go_on():
