@@ -64,7 +64,7 @@ class Cell(Contract):
                 is 0, mask or noise is not bool, or the backend that is asked for cannot run the pass.
         """
         self._check_shapes(x_TBC, state, {"mask": mask_TB, "resets": resets_TB}, noise)
-        computed = self._compute_lists()
+        computed = bool(self._modules) and self._compute_lists()
         T, B, _ = x_TBC.shape
         if mask_TB is not None:
             # A NaN times a zero gradient is NaN, so padding is cleared before it multiplies a weight.
