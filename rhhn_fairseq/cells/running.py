@@ -64,7 +64,14 @@ class Cell(Contract):
                 is 0, mask or noise is not bool, or the backend that is asked for cannot run the pass.
         """
         self._check_shapes(x_TBC, state, {"mask": mask_TB, "resets": resets_TB}, noise)
-        computed = bool(self._modules) and self._compute_lists()
+        computed = False
+        for module in self.children():
+            # A list of weights is never called, so what computes them, such as pruning, is run here.
+            for weights in (module, *module.children()):
+                if weights._forward_pre_hooks and isinstance(weights, nn.ParameterList):
+                    computed = True
+                    for hook in weights._forward_pre_hooks.values():
+                        hook(weights, ())
         T, B, _ = x_TBC.shape
         if mask_TB is not None:
             # A NaN times a zero gradient is NaN, so padding is cleared before it multiplies a weight.
@@ -105,18 +112,6 @@ class Cell(Contract):
             parameters = list(self._weights().values())
         full_pass = recompute.Pass(run, parameters, first, mask_TB, noise)
         return recompute.differentiable_again(full_pass, x_TBC, state, y, after)
-
-    def _compute_lists(self) -> bool:
-        """Runs what computes weights of lists, such as pruning, since a list is never called."""
-        found = False
-        for module in self.children():
-            if isinstance(module, nn.ParameterList):
-                for hook in module._forward_pre_hooks.values():
-                    hook(module, ())
-                    found = True
-            elif isinstance(module, Cell):
-                found = module._compute_lists() or found
-        return found
 
     def _weights(self) -> dict[str, Tensor]:
         """Returns what a pass computes gradients of, by its name in a ``_Runner``."""

@@ -97,7 +97,11 @@ class _Again(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         again = torch.is_grad_enabled()
-        if not again and not any(map(_is_batched, gradients)):
+        batched = False
+        for gradient in gradients:
+            # Of ``is_grads_batched=True``, for which operations have no backward pass.
+            batched |= gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
+        if not again and not batched:
             return None, None, *gradients, *(None for _ in range(ctx.sources))
         with torch.enable_grad():
             # Views, since the state itself may lead back to the parameters, through an earlier call.
@@ -113,11 +117,6 @@ class _Again(torch.autograd.Function):
         computed = iter(torch.autograd.grad(ends, wanted, given, create_graph=again, allow_unused=True))
         found = [next(computed) if source.requires_grad else None for source in sources]
         return None, None, *(None for _ in gradients), *found
-
-
-def _is_batched(gradient: Tensor | None) -> bool:
-    """Whether it is one of ``is_grads_batched=True``, for which operations have no backward pass."""
-    return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
 class _Segments:
