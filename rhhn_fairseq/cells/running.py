@@ -67,11 +67,11 @@ class Cell(Contract):
         computed = False
         for module in self.children():
             # A list of weights is never called, so what computes them, such as pruning, is run here.
-            for weights in (module, *module.children()):
-                if weights._forward_pre_hooks and isinstance(weights, nn.ParameterList):
+            for part in (module, *module.children()):
+                if part._forward_pre_hooks and isinstance(part, nn.ParameterList):
                     computed = True
-                    for hook in weights._forward_pre_hooks.values():
-                        hook(weights, ())
+                    for hook in part._forward_pre_hooks.values():
+                        hook(part, ())
         T, B, _ = x_TBC.shape
         if mask_TB is not None:
             # A NaN times a zero gradient is NaN, so padding is cleared before it multiplies a weight.
