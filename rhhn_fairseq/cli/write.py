@@ -107,7 +107,7 @@ def read_prime(
             config = CleaningConfig(**request["cleaning"] | {"min_points": 2, "max_points": 0})
             cleaned, _ = clean(line, config)
             if isinstance(cleaned, str):
-                raise UsageError(f"--prime {place}: the line is too {cleaned} to be scaled as {data}")
+                raise UsageError(f"--prime {place}: is too {cleaned} to be scaled as the lines of {data}")
             line = dataclasses.replace(line, points=cleaned)
     else:
         if data is None:

@@ -309,14 +309,14 @@ def with_dropped_weights(cell: Cell, rate: float) -> Callable:
     Raises:
         UsageError: pruning or a parametrization computes such a weight before each pass, and would again.
     """
-    known = dict(cell.named_parameters()).keys()
+    weights, known = recurrent_weights(cell), dict(cell.named_parameters()).keys()
     # A replica of torch.nn.DataParallel has no parameters.
-    if known and (computed := recurrent_weights(cell).keys() - known):
+    if known and (computed := weights.keys() - known):
         raise UsageError(
             f"{type(cell).__name__}: weight_drop is not possible on weights that are computed before a pass, "
             f"as by pruning or a parametrization: {', '.join(sorted(computed))}"
         )
-    dropped = {name: F.dropout(weight, rate) for name, weight in recurrent_weights(cell).items()}
+    dropped = {name: F.dropout(weight, rate) for name, weight in weights.items()}
     return lambda *arguments: torch.func.functional_call(cell, dropped, arguments)
 
 

@@ -68,7 +68,7 @@ def test_a_primed_file_is_read_and_scaled_as_the_corpus(tmp_path):
     stored = StrokeSplit(tmp_path / "data", "test").points(0)
     np.testing.assert_allclose(line.points, stored, rtol=1e-6)
     np.save(tmp_path / "dot.npy", rows[2][:1] * 0)
-    with pytest.raises(UsageError, match="dot.npy: the line is too short to be scaled as .*data"):
+    with pytest.raises(UsageError, match="dot.npy: is too short to be scaled as the lines of .*data"):
         read_prime(str(tmp_path / "dot.npy"), str(tmp_path / "data"))
 
 
