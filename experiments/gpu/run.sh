@@ -5,7 +5,7 @@
 #
 #   tests        those marked gpu: graphs, backends, beam search, the candidates with streams, and trainings in
 #                fp16, amp and bf16 of character models, translation and handwriting (3 minutes at most)
-#   candidates   each in a process of its own beside today's code (5 minutes at most)
+#   candidates   each in a process of its own beside today's code (2 minutes each at most)
 #   training     hyperrhn_1000_modern with dropout of 0.25 for the rest; its weights in bfloat16
 #
 # DIR gets results.jsonl, log.txt and weights.0, weights.1, which cat joins to a checkpoint. fairseq and what it
@@ -64,10 +64,8 @@ run_tests() {
 
 run_candidates() {
     local name status
-    # In the order of what they may gain; each may take what the others have left of its share.
-    local -A limits=([wavefront]=130 [two_streams]=80 [decoding]=80 [encoders]=40)
-    for name in wavefront two_streams decoding encoders; do
-        within "${limits[$name]}" "$PYTHON" -m experiments.gpu.measure "$name" "$device" \
+    for name in decoding two_streams; do
+        within 120 "$PYTHON" -m experiments.gpu.measure "$name" "$device" \
             2>> "$out/log.txt" | tee -a "$out/results.jsonl"
         status=$?
         note "$name" $status ""

@@ -9,22 +9,12 @@ from fairseq.sequence_generator import SequenceGenerator
 from helpers import strokes_cli, tiny_char_lm, tiny_translation
 from helpers.cli import USER_DIR, json_log
 
-from experiments.gpu import wavefront
+from experiments.gpu import two_streams
 from experiments.gpu.decoding import GraphSearch
-from experiments.gpu.encoders import run_right_padded
-from experiments.gpu.two_streams import run_two_streams
-from experiments.gpu.wavefront import Lanes, pipeline, run_stack, waving
+from experiments.gpu.two_streams import Lanes, pipeline, run_two_streams
 from rhhn_fairseq.cells import build_cell
-from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.layers.packed import run_reversed
-from rhhn_fairseq.layers.stack import Stack, StackConfig
 
 CPU = torch.device("cpu")
-CELLS = {
-    "lstm": {},
-    "ln_hyperlstm": dict(hyper_size=4, hyper_embed_size=2),
-    "rhn": dict(rhn_depth=2),
-}
 # float64; measured: 1.5e-11 for gradients in the thousands, 4e-14 of a tensor's norm.
 CLOSE = dict(rtol=1e-10, atol=1e-10)
 
@@ -51,49 +41,11 @@ def assert_same(found, expected):
         torch.testing.assert_close(one, other, **CLOSE)
 
 
-def make_stack(cell, both, layers=4, hidden=5, **options):
-    torch.manual_seed(1)
-    # With the first layer's residual connection, input at padding would reach the output.
-    options = dict(residual_from=3 if both else 1, layer_dropout=0.3, context_size=2) | options
-    options = dict(cell_options=CELLS[cell], input_size=hidden, hidden_size=hidden) | options
-    return Stack(StackConfig(cell=cell, layers=layers, bidirectional_layers=both, **options)).double().eval()
-
-
 def padded_mask(T, device=CPU):
     """Padding on either side, of which some covers whole chunks, and a sentence without any."""
     steps = torch.arange(T, device=device).unsqueeze(1)
     begin, end = torch.tensor([[0, 0, T - 2, 3], [T, 2, T, T - 2]], device=device)
     return (steps >= begin) & (steps < end)
-
-
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("both", [0, 1])
-def test_a_stack_as_a_wavefront(cell, masked, both):
-    T, stack = 8, make_stack(cell, both)
-    x, context = random(T, 4, 5).requires_grad_(), random(T, 4, 2).requires_grad_()
-    mask = padded_mask(T) if masked else None
-    state = None if both else tuple(random(4, size).requires_grad_() for size in stack.state_sizes)
-    wanted = [x, context, *(state or ()), *stack.parameters()]
-    expected = with_gradients(lambda: stack(x, state, mask, context_TBM=context), *wanted)
-    for chunk in (3, 8) if masked else (1, 3):
-        lanes = Lanes(4, CPU)
-        found = with_gradients(
-            lambda chunk=chunk, lanes=lanes: run_stack(
-                stack, x, state, mask, context, lanes=lanes, chunk=chunk
-            ),
-            *wanted,
-        )
-        assert_same(found, expected)
-
-
-def test_what_a_wavefront_refuses():
-    """A chunk would draw other masks, and would not know the first step of a sentence that is padded."""
-    stack, x = make_stack("rhn", 0, context_size=0, cell_options={"first_step": "skip"}), random(4, 2, 5)
-    with pytest.raises(UsageError, match="first_step"):
-        run_stack(stack, x, lanes=Lanes(4, CPU))
-    with pytest.raises(UsageError, match="evaluation mode"):
-        run_stack(stack.train(), x, lanes=Lanes(4, CPU))
 
 
 def test_pipeline_hands_over_between_lanes(monkeypatch):
@@ -118,7 +70,7 @@ def test_pipeline_hands_over_between_lanes(monkeypatch):
         return left[0]
 
     monkeypatch.setattr(lanes, "on", Lane)
-    monkeypatch.setattr(wavefront, "take", take)
+    monkeypatch.setattr(two_streams, "take", take)
     order, kept = [], []
 
     def stage(number, item, state):
@@ -135,32 +87,6 @@ def test_pipeline_hands_over_between_lanes(monkeypatch):
     assert {id(tensor) for tensor in (*pieces, *(s for (s,) in states))} <= taken[None]
     # Wave by wave.
     assert order == [(0, 0), (0, 2), (1, 0), (0, 4), (1, 2), (2, 0), (1, 4), (2, 2), (2, 4)]
-
-
-def right_padded(T, lengths, device=CPU):
-    return torch.arange(T, device=device).unsqueeze(1) < torch.tensor(lengths, device=device)
-
-
-@pytest.mark.parametrize("name, options", [("lstm", {}), ("lstm", {"forget_bias": 0.0}), ("gru", {})])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_right_padded_sentences_without_a_mask(name, options, reverse):
-    torch.manual_seed(2)
-    T, lengths = 6, [6, 1, 4]
-    mask, cell = right_padded(T, lengths), build_cell(name, 3, 4, **options).double()
-    x = random(T, 3, 3)
-    # What is there must not matter.
-    x[~mask] = float("nan")
-    x.requires_grad_()
-
-    def masked():
-        return run_reversed(cell, x, None, mask, None) if reverse else cell(x, None, mask)
-
-    cell.backend = "reference"
-    expected = with_gradients(masked, x, *cell.parameters())
-    found = with_gradients(
-        lambda: run_right_padded(cell, x, torch.tensor(lengths), reverse), x, *cell.parameters()
-    )
-    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"hyper_rank": 2}, {"recurrent_dropout": 0.3, "gal_dropout": 0.2}])
@@ -191,23 +117,6 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_translation_model_as_a_wavefront(variant):
-    model, dictionary = tiny_translation.random_model(**VARIANTS[variant])
-    sample = tiny_translation.random_sentences([4, 9, 2, 7], dictionary)["net_input"]
-    target = torch.randint(4, len(dictionary), (4, 7))
-
-    def call():
-        logits, extra = model(**sample, prev_output_tokens=target)
-        return logits, extra["attn"]
-
-    expected = with_gradients(call, *model.parameters())
-    with waving(model, Lanes(3, CPU), 3):
-        found = with_gradients(call, *model.parameters())
-    assert_same(found, expected)
-    assert "forward" not in vars(model.encoder.stack)
-
-
 @pytest.mark.parametrize("variant", [*VARIANTS, "paper"])
 def test_search_in_one_graph(variant):
     """fairseq's hypotheses and scores, for batches of one shape, of which the second finds used buffers."""
@@ -234,16 +143,15 @@ def test_search_in_one_graph(variant):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cell", CELLS)
-def test_streams_on_a_gpu(cell):
+def test_streams_on_a_gpu():
     """Again and again, and while memory is freed and used: what a missing event would change."""
     device = torch.device("cuda")
-    stack, T, B = make_stack(cell, 1, hidden=256, layers=6).to(device), 40, 4
-    x, context = random(T, B, 256, device=device).requires_grad_(), random(T, B, 2, device=device)
-    mask, wanted, lanes = padded_mask(T, device), [x, *stack.parameters()], Lanes(6, device)
-    expected = with_gradients(lambda: stack(x, None, mask, context_TBM=context), *wanted)
+    cell, T, B = build_cell("hyperrhn", 64, 64, hyper_size=16, rhn_depth=2).double().to(device), 40, 4
+    x, mask = random(T, B, 64, device=device).requires_grad_(), padded_mask(T, device)
+    wanted, lanes = [x, *cell.parameters()], Lanes(2, device)
+    expected = with_gradients(lambda: cell(x, None, mask), *wanted)
     for _ in range(10):
-        found = with_gradients(lambda: run_stack(stack, x, None, mask, context, lanes=lanes), *wanted)
+        found = with_gradients(lambda: run_two_streams(cell, x, None, mask, lanes=lanes, chunk=8), *wanted)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
         del found
