@@ -118,6 +118,13 @@ class Record:
         validations = [record for record in records if record.subset not in (TRAIN, TRAIN_INNER)]
         # Of several subsets, the one that fairseq validates first.
         valid = {record.update: record for record in validations if record.subset == validations[0].subset}
+        named = {record.epoch or 0 for record in last_of.values()}
+        for update, record in valid.items():
+            # A signal at the end of an epoch leaves its validation without a training line.
+            if record.epoch and record.epoch not in named and record.epoch < max(named, default=0):
+                within = [one for one in records if (one.subset, one.epoch) == (TRAIN_INNER, record.epoch)]
+                wall = sum(one.figures.get("train_wall", 0.0) for one in within)
+                ends[update] = dataclasses.replace(record, subset=TRAIN, figures={"train_wall": wall})
         self.curve, seconds = [], 0.0
         for update in sorted(ends):
             seconds += ends[update].figures.get("train_wall", 0.0)

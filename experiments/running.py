@@ -101,7 +101,12 @@ def open_record(run: Run, path: Path, args: Namespace) -> Record:
             "seed with --seeds, or another --runs"
         )
     if changed:
-        # The same training, longer or shorter.
+        done = {"updates": record.updates, "epochs": record.epochs, "hours": record.seconds / 3600}
+        if any(done.get(name, 0) > limit for name, limit in run.budget.items()):
+            raise UsageError(
+                f"{path}: this run has been trained for {record.updates} updates, {record.epochs} epochs and "
+                f"{done['hours']:.2f} h already; give another seed with --seeds, or another --runs"
+            )
         record.options, record.budget = fresh.options, fresh.budget
         record.state, record.figures = "training", {}
     if record.state != "finished" and fresh.commit and fresh.commit not in record.commit.split(" and "):

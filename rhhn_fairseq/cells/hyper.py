@@ -92,7 +92,9 @@ class HyperConfig(ContextConfig, RHNConfig, GatedConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        scalable, others = scalable_cells(), sorted(CELLS.keys() - {"hyper"})
+        # A Mogrifier LSTM's rounds gate x itself, to which no product with h can be added.
+        without = {"hyper", "mogrifier_lstm"} if self.hyper_input == "xh" else {"hyper"}
+        scalable, others = scalable_cells(), sorted(CELLS.keys() - without)
         kinds = ("a cell whose matrices can be scaled", "a cell without a hypernetwork of choice")
         for name, kind, valid in zip(("main_cell", "hyper_cell"), kinds, (scalable, others), strict=True):
             if getattr(self, name) not in valid:

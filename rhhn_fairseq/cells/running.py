@@ -6,6 +6,7 @@ Shapes: T time, B batch, C input, H hidden.
 """
 
 import functools
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -96,7 +97,8 @@ class Cell(Contract):
         in_segments = 0 < self.config.recompute_steps < T and torch.is_grad_enabled()
         in_segments = in_segments and (torch.compiler.is_compiling() or gemm.transformation() is None)
         if in_segments:
-            run, weights = functools.partial(self._run_again, plan), self._weights()
+            weights = self._weights()
+            run = functools.partial(self._run_again, plan, list(weights))
             full_pass = recompute.Pass(run, list(weights.values()), first, mask_TB, noise)
             y, after = recompute.run_in_segments(full_pass, self.config.recompute_steps, x_TBC, state)
         else:
@@ -104,13 +106,16 @@ class Cell(Contract):
         steps_run = plan.backend == "reference" and not in_segments
         if steps_run or torch.compiler.is_compiling() or type(y) is not Tensor or not y.requires_grad:
             return y, after
-        run = functools.partial(self._run_again, backends.make_plan("reference"))
-        parameters: list[Tensor] = list(filter(operator.attrgetter("requires_grad"), self.parameters()))
-        if self._forward_pre_hooks or computed or not parameters:
+        own: list[Tensor] = list(self.parameters())
+        chosen: list = list(map(operator.attrgetter("requires_grad"), own))
+        own = list(itertools.compress(own, chosen))
+        if self._forward_pre_hooks or computed or not own:
             # Pruning computes weights before a pass, and torch.nn.DataParallel replicas have tensors; looking
             # for them takes longer.
-            parameters = list(self._weights().values())
-        full_pass = recompute.Pass(run, parameters, first, mask_TB, noise)
+            weights = self._weights()
+            own, chosen = list(weights.values()), list(weights)
+        run = functools.partial(self._run_again, backends.make_plan("reference"), chosen)
+        full_pass = recompute.Pass(run, own, first, mask_TB, noise)
         return recompute.differentiable_again(full_pass, x_TBC, state, y, after)
 
     def _weights(self) -> dict[str, Tensor]:
@@ -121,9 +126,16 @@ class Cell(Contract):
             return named
         return named | {f"cell.{name}": p for name, p in recompute.computed_weights(self).items()}
 
-    def _run_again(self, plan: Plan, values: Sequence[Tensor], *arguments) -> tuple[Tensor, State]:
-        """Runs ``run_pass`` with other values of the weights."""
-        named = dict(zip(self._weights(), values, strict=True))
+    def _run_again(
+        self, plan: Plan, chosen: list, values: Sequence[Tensor], *arguments
+    ) -> tuple[Tensor, State]:
+        """Runs ``run_pass`` with other values of weights, of ``chosen`` names or one bool for each parameter.
+
+        They are those of the first pass: meanwhile others may have been frozen.
+        """
+        if not all(isinstance(name, str) for name in chosen):
+            chosen = list(itertools.compress((f"cell.{n}" for n, _ in self.named_parameters()), chosen))
+        named = dict(zip(chosen, values, strict=True))
         return torch.func.functional_call(_Runner(self, plan), named, arguments)
 
     def run_pass(

@@ -90,7 +90,7 @@ def write_graph(module: nn.Module, examples: tuple, sizes, inputs, outputs, path
         # Two inputs may share the name of a size.
         warnings.filterwarnings("ignore", message="# The axis name")
         program = torch.onnx.export(
-            module,
+            module.eval(),
             examples,
             dynamo=True,
             dynamic_shapes=sizes,

@@ -5,7 +5,7 @@ import torch
 from helpers.fused_cells import GATED_NOISE, RHN_NOISE
 from helpers.small_cells import C, H, build, draw_inputs, draw_noise
 
-from rhhn_fairseq.cells import build_cell
+from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.errors import UsageError
 
 
@@ -119,6 +119,17 @@ def test_hyper_equals_the_hypernetworks_of_the_papers(name, options, own, traini
         (gradient,) = torch.autograd.grad(y.square().sum(), inputs[0])
         (gradient_theirs,) = torch.autograd.grad(y_theirs.square().sum(), inputs[1])
         torch.testing.assert_close(gradient, gradient_theirs, rtol=0, atol=1e-12)
+
+
+def test_any_cell_is_a_hypernetwork():
+    x = torch.randn(3, 2, C)
+    for name in CELLS.keys() - {"hyper"}:
+        own = dict(hyper_cell=name, hyper_size=2, main_cell="rhn")
+        assert build_cell("hyper", C, H, hyper_input="x", **own)(x)[0].isfinite().all(), name
+        if name != "mogrifier_lstm":
+            assert build_cell("hyper", C, H, **own)(x)[0].isfinite().all(), name
+    with pytest.raises(UsageError, match="hyper_cell='mogrifier_lstm' is not"):
+        build_cell("hyper", C, H, hyper_cell="mogrifier_lstm")
 
 
 def test_hyper_refuses_cells_and_options_that_do_not_fit():

@@ -37,6 +37,21 @@ def test_the_curve_has_an_entry_an_epoch_and_what_is_begun_counts(record):
     assert record.cost() == Cost("lstm_ptb", "float32", 0.6, 10, "a processor", 1)
 
 
+def test_an_epoch_that_a_signal_ended_in_its_validation_counts(tmp_path, record):
+    """fairseq then prints no training line for it."""
+    whole, cut = tmp_path / "whole.log", tmp_path / "cut.log"
+    end = '{"epoch": 2, "train_bpc": "3.1", "train_num_updates": "20", "train_train_wall": "6"}\n'
+    whole.write_text(LOG + end)
+    cut.write_text(
+        "\n".join(line for line in (LOG + end).splitlines() if '"train_num_updates": "10"' not in line)
+    )
+    found = []
+    for log in (whole, cut):
+        record.read_curve(log)
+        found.append((record.updates, record.seconds, [(e["epoch"], e["valid"]) for e in record.curve]))
+    assert found[0] == found[1] and len(record.curve) == 2
+
+
 def test_a_record_is_read_as_it_was_written(tmp_path, record):
     record.save(tmp_path / "a" / "b.json")
     assert Record.load(tmp_path / "a" / "b.json") == record

@@ -135,10 +135,14 @@ def test_a_run_becomes_a_record_of_the_repository_only_by_record(runs, tmp_path,
 
 def test_a_record_is_opened_for_another_budget_and_nothing_else(tmp_path):
     path = tmp_path / "record.json"
-    finished(a_run(budget={"epochs": 2}), path)
+    record = finished(a_run(budget={"epochs": 2}), path)
+    record.updates = 20
+    record.save(path)
     assert running.open_record(a_run(budget={"epochs": 2}), path, CPU).state == "finished"
     longer = running.open_record(a_run(budget={"epochs": 3}), path, CPU)
     assert (longer.state, longer.figures, longer.options["max_epoch"]) == ("training", {}, 3)
+    with pytest.raises(UsageError, match="has been trained for 20 updates"):
+        running.open_record(a_run(budget={"updates": 19}), path, CPU)
     with pytest.raises(UsageError, match=r"started with other options \(bf16\)"):
         running.open_record(a_run(budget={"epochs": 2}, precision="bfloat16"), path, CPU)
 

@@ -59,6 +59,21 @@ def test_second_derivatives_are_those_of_the_loop(cell, options):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("options", [{"recompute_steps": 2}, {}], ids=str)
+@pytest.mark.parametrize("cell", ["lstm", "ln_hyperlstm", "hyperrhn"])
+def test_weights_frozen_between_a_pass_and_its_backward(cell, options):
+    """As where a discriminator is frozen for the generator's turn."""
+    found = []
+    for before, after in ((True, True), (True, False), (False, True)):
+        rnn, x = _build(cell, **options).requires_grad_(before), _x(T, B, C).requires_grad_()
+        loss = rnn(x)[0].square().sum()
+        rnn.requires_grad_(after)
+        (dx,) = torch.autograd.grad(loss, x, create_graph=not options)
+        found.append(dx if options else torch.autograd.grad(dx.square().sum(), x)[0])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-12, atol=1e-12)
+
+
 def test_operations_name_the_cure_of_second_derivatives():
     cell, x = build_cell("lstm", C, H), torch.randn(T, B, C, requires_grad=True)
     y, _ = cell.run_pass(x, cell.zero_state(B), None, None, None, backends.make_plan("aten"))

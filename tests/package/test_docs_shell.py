@@ -68,6 +68,18 @@ BEFORE = {
         echo "some words of a text" > page.txt
         {TRANSLATE}
         {GNMT}/hyperlstm_gnmt_small""",
+    "docs/layers.md": f"""
+        rhhn prepare stdlib
+        {TRAIN.replace("ptb", "stdlib")} checkpoints/own
+        rhhn prepare hershey --dest data-bin/words
+        rhhn train data-bin/words --arch handwriting --save-dir checkpoints/words
+        {TRANSLATE}
+        {GNMT}/en-fr
+        for part in checkpoints/*; do cp $part/checkpoint_last.pt $part/checkpoint_best.pt; done
+        head -n 2 data-bin/multi30k-en-fr/raw/valid.en > text.en
+        python -c "from sentencepiece import SentencePieceProcessor as Pieces
+p = Pieces('data-bin/multi30k-en-fr/pieces.model')
+for line in open('text.en'): print(*p.encode(line, out_type=str))" > pieces.en""",
     "docs/pretrained.md": """
         rhhn prepare ptb
         fairseq-train data-bin/ptb --arch ln_hyperlstm_ptb --save-dir checkpoints/ln_hyperlstm_ptb""",
