@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import rhhn_fairseq.nn as rnn
 
@@ -31,7 +32,7 @@ class Trial:
 
     Attributes:
         share: of the training text; of the validation text three times that, at most all.
-        out, rec, gal: dropout of the layer's output, of the update, of the recurrent input.
+        out, rec: dropout of the layer's output, of the update.
         ar: penalty on outputs.
         hyper_drop, z_drop: weight drop inside the hypernetwork, and of the map from its state to z.
         spread: penalty on how far scaling vectors are from their mean; needs the slow loop over steps.
@@ -48,7 +49,6 @@ class Trial:
     seed: int = 1
     out: float = 0.0
     rec: float = 0.0
-    gal: float = 0.0
     ar: float = 0.0
     hyper_drop: float = 0.0
     z_drop: float = 0.0
@@ -56,30 +56,20 @@ class Trial:
     learned: int = 0
 
     def make(self, symbols: int) -> nn.Module:
-        options = {"recurrent_dropout": self.rec, "gal_dropout": self.gal}
+        options: dict = {"recurrent_dropout": self.rec}
         options |= {"initial_state": "learned"} if self.learned else {}
         options |= {"backend": "reference"} if self.spread else {}
         options |= {"hyper_size": self.hyper} if "Hyper" in self.cell else {}
         return getattr(rnn, self.cell)(symbols, self.width, **options)
 
-    def dropped(self, layer: nn.Module) -> list[tuple[nn.Module, str, float]]:
-        """The weights of a HyperLSTM that are dropped: their modules, names and rates."""
-        (cell,) = layer.stack.cells
-        inner = [(cell, "weight_hyper"), (cell.hyper, "weight_h")] if self.hyper_drop else []
-        drops = [(*place, self.hyper_drop) for place in inner]
-        return drops + ([(cell.scaling, "weight_z", self.z_drop)] if self.z_drop else [])
-
-
-def run_dropped(layer: nn.Module, drops, *args):
-    """Calls the layer with copies of some weights in which entries are zero."""
-    kept = [module._parameters.pop(name) for module, name, _ in drops]
-    for (module, name, rate), weight in zip(drops, kept, strict=True):
-        setattr(module, name, F.dropout(weight, rate))
-    result = layer(*args)
-    for (module, name, _), weight in zip(drops, kept, strict=True):
-        delattr(module, name)
-        module._parameters[name] = weight
-    return result
+    def drops(self) -> dict[str, float]:
+        """Returns the rate of each weight of a HyperLSTM layer that is dropped, by its name."""
+        rates = {
+            "weight_hyper": self.hyper_drop,
+            "hyper.weight_h": self.hyper_drop,
+            "scaling.weight_z": self.z_drop,
+        }
+        return {f"stack.cells.0.{name}": rate for name, rate in rates.items() if rate}
 
 
 @torch.no_grad()
@@ -101,7 +91,7 @@ def train(trial: Trial, train_text: Tensor, valid_text: Tensor, symbols: int) ->
     layer, head = trial.make(symbols), nn.Linear(trial.width, symbols)
     nn.init.xavier_uniform_(head.weight)
     nn.init.zeros_(head.bias)
-    drops, weights = trial.dropped(layer), [*layer.parameters(), *head.parameters()]
+    named, weights = dict(layer.named_parameters()), [*layer.parameters(), *head.parameters()]
     optimizer = torch.optim.Adam(weights, lr=trial.lr)
     scaling: list[Tensor] = []
     if trial.spread:
@@ -119,7 +109,8 @@ def train(trial: Trial, train_text: Tensor, valid_text: Tensor, symbols: int) ->
                 group["lr"] = rate
             x, y = lanes[t : t + STEPS], lanes[t + 1 : t + STEPS + 1]
             state = None if state is None else rnn.detach_state(state)
-            h, state = run_dropped(layer, drops, F.one_hot(x, symbols).float(), state)
+            dropped = {name: F.dropout(named[name], rate) for name, rate in trial.drops().items()}
+            h, state = functional_call(layer, dropped, (F.one_hot(x, symbols).float(), state))
             loss = F.cross_entropy(head(F.dropout(h, trial.out)).flatten(0, 1), y.flatten())
             full = loss + trial.ar * h.pow(2).mean()
             if scaling:
@@ -138,10 +129,8 @@ def train(trial: Trial, train_text: Tensor, valid_text: Tensor, symbols: int) ->
 
 
 def main(folder: str, record: str, *words: str) -> None:
-    kinds, given = (
-        {field.name: field.type for field in fields(Trial)},
-        dict(word.split("=") for word in words),
-    )
+    kinds = {field.name: field.type for field in fields(Trial)}
+    given = dict(word.split("=") for word in words)
     trial = Trial(**{name: kinds[name](value) for name, value in given.items()})
     texts = [
         gzip.decompress((Path(folder) / f"ptb.{split}.txt.gz").read_bytes()).decode()
