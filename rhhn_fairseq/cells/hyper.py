@@ -372,7 +372,7 @@ class Hyper(Cell):
             shares = apply_maps(seen, tuple((weight, None) for weight in self.weight_seen))
             g_1 = tuple(tensor.unsqueeze(0) for tensor in (*map(torch.add, rest[:n], shares), *first))
             noise_1 = None if noise_t is None else {name: draw.unsqueeze(0) for name, draw in noise_t.items()}
-            plan = backends.make_plan("reference")
+            plan = backends.Plan("reference")
             (e,), hyper_state = self._run_hyper(g_1, hyper_state, None, noise_1, plan)
         matrices, g_main = self._scale(g_main, maps, e)
         if first and self.main.begins:

@@ -26,7 +26,7 @@ from rhhn_fairseq.nn.arguments import all_tensors, check_arguments, remove_biase
 from rhhn_fairseq.nn.describing import STACK, signature, usage
 from rhhn_fairseq.nn.interchange import TorchWeights
 from rhhn_fairseq.nn.states import join_entries, map_state, split_entries
-from rhhn_fairseq.ops.loop import State
+from rhhn_fairseq.ops.loop import State, stacked
 from rhhn_fairseq.ops.matmul import gemm
 from rhhn_fairseq.saving import Pretrained
 
@@ -471,7 +471,7 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         """Returns the state for the caller, from those of the cells."""
         D, L = self.directions, self.num_layers
         ordered = [finals[direction * L + layer] for layer in range(L) for direction in range(D)]
-        first, *others = (torch.stack(entry) for entry in zip(*ordered, strict=True))
+        first, *others = (stacked(entry) for entry in zip(*ordered, strict=True))
         if self.lstm_state:
             return first, join_entries(others) if others else first[..., :0]
         return (first, *others) if others else first

@@ -4,7 +4,7 @@ code.
 Shapes: T time, B batch.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -54,8 +54,19 @@ def scan(
         out, new = step(g_t, state, slice_noise(noise, t))
         state = keep_state(mask_TB1[t], new, state) if t in padded else new
         outputs.append(out)
-    y, *others = (torch.stack(each) for each in zip(*outputs, strict=True))
+    y, *others = (stacked(each) for each in zip(*outputs, strict=True))
     return (y if mask_TB1 is None else y.masked_fill(~mask_TB1, 0.0), *others), state
+
+
+def stacked(entries: Sequence[Tensor]) -> Tensor:
+    """Returns ``torch.stack(entries)``; in compiled code, a view if there is one entry.
+
+    There torch makes a view of it anyhow, but after deciding what the backward pass may overwrite: a state
+    that was returned and kept for the gradient then changes in the backward pass (inductor of torch 2.13).
+    """
+    if len(entries) == 1 and torch.compiler.is_compiling():
+        return entries[0].unsqueeze(0)
+    return torch.stack(tuple(entries))
 
 
 def steps_with(rows: Tensor) -> Collection[int]:

@@ -317,7 +317,7 @@ def test_weights_of_a_module_on_meta_are_initialised(sharded):
     assert done.stdout == "True\n", done.stderr
 
 
-@pytest.mark.parametrize("cell", ["gru", "ln_lstm", "hyperlstm", "hyperrhn", "mingru"])
+@pytest.mark.parametrize("cell", ["gru", "ln_lstm", "hyper", "hyperlstm", "hyperrhn", "mingru"])
 def test_compiling_warns_of_nothing(cell, monkeypatch):
     monkeypatch.setattr(policy, "current", CURRENT)
     torch._dynamo.reset()
@@ -328,3 +328,15 @@ def test_compiling_warns_of_nothing(cell, monkeypatch):
             0
         ].sum().backward()
     assert x.grad.abs().sum() > 0
+
+
+def test_the_backward_pass_of_compiled_code_leaves_the_state_alone(monkeypatch):
+    """torch's inductor let it write into the returned c of a NAS cell, which the next chunk starts from."""
+    monkeypatch.setattr(policy, "current", CURRENT)
+    torch._dynamo.reset()
+    x = _x(1, B, C).requires_grad_()
+    y, state = torch.compile(_build("nas"), fullgraph=True)(x)
+    before = [entry.detach().clone() for entry in state]
+    sum((entry * entry.cos()).sum() for entry in (y, *state)).backward()
+    for entry, value in zip(state, before, strict=True):
+        assert torch.equal(entry, value)
