@@ -202,7 +202,7 @@ def end_reading() -> None:
 def work(loop, kind, dataset, index_queue, data_queue, *args, **kwargs):
     """A process that reads data must end when the training does, not before, and not without a word.
 
-    SIGTERM and Ctrl-C may be sent to the whole process group. The training notes them and saves, but its data
+    Signals may be sent to the whole process group. The training notes them and saves, but its data
     workers would end at once, and the training then fails before it has saved. Here only the training itself
     ends them. A worker that cannot hand on a batch, because /dev/shm is full, would print a traceback, and
     the training would wait for that batch for ever.
@@ -213,7 +213,8 @@ def work(loop, kind, dataset, index_queue, data_queue, *args, **kwargs):
         failure = UsageError(f"a data worker cannot hand on a batch ({reason}); {READ_HERE}")
         data_queue.put((item[0], ExceptionWrapper((UsageError, failure, None), "in a data worker")))
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_for_parent, daemon=True).start()
     data_queue._on_queue_feeder_error = hand_on_error

@@ -1,4 +1,4 @@
-"""On SIGTERM or Ctrl-C, training saves a checkpoint at the next update, logs that, and ends."""
+"""On SIGTERM, Ctrl-C and the like, training saves a checkpoint at the next update, logs that, and ends."""
 
 import functools
 import logging
@@ -17,7 +17,8 @@ from rhhn_fairseq.compat.resume import COMPLETE
 
 logger = logging.getLogger("rhhn_fairseq.compat")
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# SLURM announces a job's end by the signal in --signal=USR1@60; a lost terminal sends SIGHUP.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 # torchrun kills its workers 30 seconds after it has told them to end. A worker whose peer is dead waits for
 # it in a collective operation and does not handle the signal; it exits by itself after this time.
@@ -48,10 +49,19 @@ def end_if_agreed(trainer) -> None:
 
 
 def _validate_and_save(inner, cfg, trainer, task, epoch_itr, *args, **kwargs):
-    """fairseq's function for the end of an update, after a check whether to stop."""
+    """fairseq's function for the end of an update, after a check whether to stop.
+
+    fairseq saves nothing after the last epoch if ``--save-interval`` does not divide ``--max-epoch``.
+    """
+    from fairseq import checkpoint_utils
+
     REQUEST.epoch_itr = epoch_itr
     end_if_agreed(trainer)
-    return inner(cfg, trainer, task, epoch_itr, *args, **kwargs)
+    valid_losses, should_stop = inner(cfg, trainer, task, epoch_itr, *args, **kwargs)
+    is_last = epoch_itr.epoch == cfg.optimization.max_epoch and epoch_itr.end_of_epoch()
+    if is_last and epoch_itr.epoch % cfg.checkpoint.save_interval and not should_stop:
+        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, valid_losses[0])
+    return valid_losses, should_stop
 
 
 def _train(inner, cfg, trainer, task, epoch_itr):

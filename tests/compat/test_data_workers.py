@@ -43,7 +43,7 @@ def test_a_data_worker_ends_for_its_parent_only():
     batches = iter(reader(6))
     next(batches)
     (worker,) = batches._workers
-    for name in ("-TERM", "-INT"):
+    for name in ("-TERM", "-INT", "-USR1", "-HUP"):
         subprocess.run(["kill", name, str(worker.pid)], check=True)
     assert len(list(batches)) == 5
     batches = iter(reader(6))

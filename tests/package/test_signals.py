@@ -22,6 +22,7 @@ from rhhn_fairseq.compat.stopping import StopRequest
 from rhhn_fairseq.programs import Terminated, interrupted_by_sigterm
 
 SIGNALS = {signal.SIGTERM: 143, signal.SIGINT: 130}
+ENDING = SIGNALS | {signal.SIGUSR1: 138, signal.SIGHUP: 129}
 
 
 def kill(signum):
@@ -102,19 +103,19 @@ def uninterrupted(corpus, tmp_path_factory):
     return train(*char_lm(corpus, save_dir, *END)), save_dir
 
 
-@pytest.mark.parametrize("signum", SIGNALS)
+@pytest.mark.parametrize("signum", ENDING)
 def test_a_training_saves_when_it_is_interrupted(corpus, uninterrupted, tmp_path, signum):
     """The run that goes on has the losses of one that was not interrupted."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in ENDING}
     first = Log()
     with pytest.raises(SystemExit) as ended, signal_at(signum, '"num_updates": "5"'):
         train(*char_lm(corpus, tmp_path, *END), log=first)
-    assert ended.value.code == SIGNALS[signum]
+    assert ended.value.code == ENDING[signum]
     last = tmp_path / "checkpoint_last.pt"
     name = signal.Signals(signum).name
     assert stopped(first) == f"{name}: stopped after update 5; the same command goes on from {last}"
     assert names(tmp_path) == ["checkpoint_last.pt"]
-    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    assert {number: signal.getsignal(number) for number in ENDING} == before
     second = train(*char_lm(corpus, tmp_path, *END))
     assert first.losses + second.losses == uninterrupted[0].losses
     expected, found = model_of(uninterrupted[1]), model_of(tmp_path)

@@ -113,3 +113,13 @@ def test_checkpoints_that_are_kept(folder, options, kept):
     train(*char_lm(folder, save_dir, "--save-interval-updates", 1, "--max-update", 6, *options))
     names = sorted(path.stem.removeprefix("checkpoint_").removeprefix("1_") for path in save_dir.iterdir())
     assert " ".join(names) == kept
+
+
+def test_the_last_epoch_is_saved_whatever_the_interval(folder):
+    """fairseq would end with the checkpoint of the second of three epochs."""
+    save_dir = folder / "odd"
+    options = [option for option in char_lm(folder, save_dir) if option != "--no-epoch-checkpoints"]
+    log = train(*options, "--save-interval", 2, "--max-epoch", 3)
+    assert sorted(path.stem for path in save_dir.iterdir()) == ["checkpoint2", "checkpoint_last"]
+    last = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    assert last["optimizer_history"][-1]["num_updates"] == len(log.updates)
