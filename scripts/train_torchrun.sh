@@ -132,6 +132,10 @@ fi
 # until the restarts are used up. This gives every start a store of its own.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
+# SLURM announces the end of a job to all its processes (--signal=USR1@60). If torchrun dies of that signal, SLURM
+# ends its workers before they have saved.
+export PET_SIGNALS_TO_HANDLE=${PET_SIGNALS_TO_HANDLE:-SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1}
+
 if [ -z "${OMP_NUM_THREADS:-}" ]; then
     cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
     export OMP_NUM_THREADS=$((cores > nproc ? cores / nproc : 1))

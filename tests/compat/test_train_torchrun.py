@@ -250,6 +250,24 @@ def test_a_killed_worker_comes_back_and_goes_on(data, undisturbed, tmp_path, ran
 
 @pytest.mark.slow
 @pytest.mark.timeout(HANGS)
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds the workers in /proc")
+def test_a_job_that_slurm_warns_saves(data, tmp_path):
+    """All its processes get the signal. When torchrun dies of it, SLURM ends the workers before they save."""
+    log = []
+    with start("--nproc", 2, *training(data, tmp_path)) as process:
+        for line in process.stdout:
+            log.append(line)
+            if updates(line) == [25]:
+                for one in (process.pid, worker(process.pid, 0), worker(process.pid, 1)):
+                    os.kill(one, signal.SIGUSR1)
+    assert process.returncode == 1
+    (stopped,) = re.findall(r"SIGUSR1: stopped after update (\d+)", "".join(log))
+    last = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert last["optimizer_history"][-1]["num_updates"] == int(stopped) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(HANGS)
 def test_two_machines_meet(data, undisturbed, tmp_path):
     """Two agents on this machine, a worker each, train what two workers of one agent train."""
     with socket.socket() as free:
