@@ -268,7 +268,10 @@ class Tuning:
         if self.args.symbols is not None:
             updates = self.args.symbols // (options["batch_size"] * self.args.length)
         done["updates"] = max(2, updates)
-        return done | self._train(options | {"no_save": True}, self.args.seed, done["updates"])
+        # Without a directory of its own, a trial would go on from an earlier training in "checkpoints".
+        with tempfile.TemporaryDirectory(dir=self.args.directory) as place:
+            words = options | {"no_save": True, "save_dir": place}
+            return done | self._train(words, self.args.seed, done["updates"])
 
     def _train(self, options: dict, seed: int, updates: int) -> dict:
         """Trains a model; returns ``bpc`` and ``problem``."""

@@ -248,6 +248,9 @@ def load_checkpoint_to_cpu(load, path, *args, **kwargs):
     state = load(path, *args, **kwargs)
     resume.remember_batches(state)
     resume.add_average(path, state)
+    for entry in state.get("optimizer_history", ()):
+        # Only the schedule "fixed" saves no best figure, for which every other one looks.
+        (entry.get("lr_scheduler_state") or {}).setdefault("best", None)
     return state
 
 

@@ -258,6 +258,8 @@ def save_plateau(state_dict, self):
 def load_plateau(load_state_dict, self, state):
     """The counterpart of ``save_plateau``."""
     load_state_dict(self, state)
+    if self.lr_scheduler.best is None:
+        self.lr_scheduler.best = self.lr_scheduler.mode_worse
     for name in PLATEAU_COUNTS:
         setattr(self.lr_scheduler, name, state.get(name, 0))
     if "lr" in state:

@@ -55,6 +55,21 @@ def test_one_worker_goes_on_where_two_stopped(corpus, uninterrupted, tmp_path):
     assert same_parameters(uninterrupted[1], tmp_path / "rest")
 
 
+@pytest.mark.parametrize("schedule", ["polynomial_decay", "reduce_lr_on_plateau"])
+def test_a_training_goes_on_with_another_schedule(corpus, uninterrupted, tmp_path, schedule):
+    """The one before, "fixed", saves no best figure; in fairseq the others then end in a KeyError."""
+    saved = uninterrupted[1] / "checkpoint_1_13.pt"
+    options = ["--lr-scheduler", schedule, "--max-epoch", 2, "--restore-file", saved]
+    options += ["--total-num-update", 40] if schedule == "polynomial_decay" else []
+    line = [option for option in char_lm(corpus, tmp_path, *options) if option != "--disable-validation"]
+    log = train(*line)
+    rates = [float(update["lr"]) for update in log.updates]
+    left = [max(0.0, 1 - update / 40) for update in range(14, 14 + len(rates))]
+    expected = left if schedule == "polynomial_decay" else [1.0] * len(rates)
+    assert rates == pytest.approx([0.01 * share for share in expected], abs=2e-6)
+    assert len(rates) > 20
+
+
 def test_an_update_that_is_cut_is_begun_again(corpus, uninterrupted, tmp_path):
     """13 updates of 2 batches are no whole number of updates of 4."""
     options = ["--batching", "windows", "--max-epoch", 1, "--save-interval-updates", 13]

@@ -80,7 +80,11 @@ def _tune(corpus, directory, *more):
 
 
 @pytest.mark.slow
-def test_trials_are_kept_and_the_best_is_repeated(corpus, tmp_path, capsys):
+def test_trials_are_kept_and_the_best_is_repeated(corpus, tmp_path, capsys, monkeypatch):
+    # A training that read this directory would be refused.
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint_last.pt").touch()
+    monkeypatch.chdir(tmp_path)
     first = _tune(corpus, tmp_path)
     said = capsys.readouterr().out
     begins = "2 trainings, then 1 with other seeds unless they are made: at most about 0 minutes of updates\n"
