@@ -103,8 +103,17 @@ def uninterrupted(corpus, tmp_path_factory):
     return train(*char_lm(corpus, save_dir, *END)), save_dir
 
 
+@pytest.fixture
+def hears():
+    """As in a terminal. Under nohup this process ignores SIGHUP, and so would a training."""
+    before = signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("signum", ENDING)
-def test_a_training_saves_when_it_is_interrupted(corpus, uninterrupted, tmp_path, signum):
+def test_a_training_saves_when_it_is_interrupted(corpus, uninterrupted, tmp_path, signum, hears):
     """The run that goes on has the losses of one that was not interrupted."""
     before = {number: signal.getsignal(number) for number in ENDING}
     first = Log()
