@@ -132,8 +132,8 @@ fi
 # until the restarts are used up. This gives every start a store of its own.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
-# SLURM announces the end of a job to all its processes (--signal=USR1@60). If torchrun dies of that signal, SLURM
-# ends its workers before they have saved.
+# SLURM announces the end of a job to all its processes (--signal=USR1@60). torchrun alone would die of that signal
+# before its workers have saved.
 export PET_SIGNALS_TO_HANDLE=${PET_SIGNALS_TO_HANDLE:-SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1}
 
 if [ -z "${OMP_NUM_THREADS:-}" ]; then

@@ -170,19 +170,13 @@ def _dotted(tree, prefix: str = "") -> Iterator[str]:
 
 def fill_tree(cfg: DictConfig, keys: set[str]) -> None:
     """Sets the options of the model's recipe that are not among ``keys``, which are dotted."""
-    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-
-    # Without a model, or with an unknown one, fairseq asks for a batch size.
+    # Without a model, fairseq asks for a batch size.
     if cfg.get("model") is None and OmegaConf.select(cfg, "common_eval.path") is None:
         raise UsageError(
             "no model is configured: choose an architecture by model._name=NAME with a file "
             f"(--config-name char_lm), or by model=NAME without one, {ARCHITECTURES}"
         )
     names = {kind: _name(cfg.get(kind)) for kind in ("model", *COMPONENTS)}
-    known = {*ARCH_MODEL_REGISTRY, *MODEL_REGISTRY, None}
-    if names["model"] not in known:
-        hint = nearest(names["model"], known) or ARCHITECTURES
-        raise UsageError(f"model._name={names['model']}: there is no such architecture, {hint}")
     given = {}
     for key in keys:
         section, _, option = key.partition(".")

@@ -1,4 +1,4 @@
-"""On SIGTERM, Ctrl-C and the like, training saves a checkpoint at the next update, logs that, and ends."""
+"""A training saves a checkpoint when a signal such as SIGTERM or Ctrl-C ends it, and after its last epoch."""
 
 import functools
 import logging

@@ -4,7 +4,7 @@ code.
 Shapes: T time, B batch.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -58,15 +58,15 @@ def scan(
     return (y if mask_TB1 is None else y.masked_fill(~mask_TB1, 0.0), *others), state
 
 
-def stacked(entries: Sequence[Tensor]) -> Tensor:
+def stacked(entries: tuple[Tensor, ...]) -> Tensor:
     """Returns ``torch.stack(entries)``; in compiled code, a view if there is one entry.
 
-    There torch makes a view of it anyhow, but after deciding what the backward pass may overwrite: a state
-    that was returned and kept for the gradient then changes in the backward pass (inductor of torch 2.13).
+    The inductor of torch 2.13 makes that view too, but after deciding what the backward pass may overwrite. A
+    returned state that is also kept for the gradient then changes in the backward pass.
     """
     if len(entries) == 1 and torch.compiler.is_compiling():
         return entries[0].unsqueeze(0)
-    return torch.stack(tuple(entries))
+    return torch.stack(entries)
 
 
 def steps_with(rows: Tensor) -> Collection[int]:

@@ -252,7 +252,7 @@ def test_a_killed_worker_comes_back_and_goes_on(data, undisturbed, tmp_path, ran
 @pytest.mark.timeout(HANGS)
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds the workers in /proc")
 def test_a_job_that_slurm_warns_saves(data, tmp_path):
-    """All its processes get the signal. When torchrun dies of it, SLURM ends the workers before they save."""
+    """All its processes get the signal. torchrun hands it on and waits, where it would die of it."""
     log = []
     with start("--nproc", 2, *training(data, tmp_path)) as process:
         for line in process.stdout:
