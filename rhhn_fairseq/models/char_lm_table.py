@@ -67,8 +67,8 @@ MODERN_DROPOUT = {"output_dropout": 0.25, "recurrent_dropout": 0.25}
 HYPER_ENWIK8 = {"hyper_size": 256, "hyper_embed_size": 64, "recurrent_dropout": 0.1}
 # The HyperRHN with a GRU for a hypernetwork.
 GRU_RHN = {"main_cell": "rhn", "hyper_cell": "gru", "hyper_input": "x", "hyper_map": "direct"}
-# Zilly's table prints 46 M, the count with one-hot input; the repository has embeddings as wide as the state.
-ZILLY = _options("rhn", 1500, rhn_depth=10, embed_dim=1500, transform_bias=-4.0)
+# Embeddings as wide as the vocabulary: in_size of the repository's rhn.py, where weights are not tied.
+ZILLY = _options("rhn", 1500, rhn_depth=10, embed_dim=205, transform_bias=-4.0)
 ZILLY |= {"embedding_dropout": 0.1, "input_dropout": 0.4, "gal_dropout": 0.1, "output_dropout": 0.4}
 ZILLY |= {"dropout_mask": "sequence"}
 LSTM_SUAREZ = _options("lstm", 1125, layers=2, recurrent_dropout=0.1, embed_dim=27, output_init="orthogonal")
@@ -157,7 +157,7 @@ ARCHITECTURES = {
         "26.54 M",
         test=1.340,
     ),
-    "rhn_enwik8": _row(ZILLY, ENWIK8_ZILLY, 50_148_205, "46 M", test=1.27),
+    "rhn_enwik8": _row(ZILLY, ENWIK8_ZILLY, 45_997_730, "46 M", test=1.27),
 }
 
 # The papers' training options. Ha et al. print no number of epochs and stop early.

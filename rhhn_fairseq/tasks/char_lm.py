@@ -55,7 +55,7 @@ class CharLMTaskConfig(DynamicsTaskConfig):
         False, help="fairseq-eval-lm: train on each chunk after it was scored; needs --protocol carry"
     )
     dynamic_eval_lr: float = option(
-        1e-4, help="--dynamic-eval: rate of a step, over the gradient's root mean square", low=0
+        5e-5, help="--dynamic-eval: rate of a step, over the gradient's root mean square", low=0
     )
     dynamic_eval_decay: float = option(
         2e-3, help="--dynamic-eval: rate of decay towards the checkpoint's weights", low=0, below=1

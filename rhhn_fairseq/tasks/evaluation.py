@@ -27,6 +27,8 @@ CONTEXT = 1000
 # The most logits that are computed at a time. Several tensors of this size exist together: 1.5 GB in float32.
 MOST_LOGITS = 1 << 26
 
+PROGRESS_SECONDS = 60
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -128,7 +130,7 @@ class Tally:
 
 
 class ScoredBatches:
-    """The batches of an evaluation, with carried state and a tally; logs the sums when exhausted.
+    """The batches of an evaluation, with carried state and a tally; logs the sums each minute and at the end.
 
     Args:
         batches: samples as ``BatchDataset.collater`` makes them.
@@ -145,7 +147,8 @@ class ScoredBatches:
         return len(self.batches)
 
     def __iter__(self):
-        carry, started = Carry(), time.monotonic()
+        carry = Carry()
+        started = told = time.monotonic()
         for sample in self.batches:
             net_input = sample["net_input"] | {"carry": carry.open(sample["chunk"])}
             sample = sample | {"net_input": net_input}
@@ -154,5 +157,8 @@ class ScoredBatches:
             if self.learner is not None:
                 self.learner.learn(sample)
             self.n += 1
+            if time.monotonic() - told >= PROGRESS_SECONDS:
+                told = time.monotonic()
+                logger.info("so far: %s", self.tally.summary(self.total, self.unit))
         seconds = time.monotonic() - started
         logger.info("%s: %s, %.1f s", self.title, self.tally.summary(self.total, self.unit), seconds)

@@ -79,6 +79,16 @@ def test_every_protocol_scores_every_known_symbol(corpus, protocol, split, text)
     assert f"{tally.scored:,} of {len(text):,} symbols scored" in tally.summary(len(text))
 
 
+def test_figures_so_far_are_told_while_it_runs(corpus, monkeypatch, caplog):
+    monkeypatch.setattr("rhhn_fairseq.tasks.evaluation.PROGRESS_SECONDS", 0)
+    caplog.set_level("INFO", "rhhn_fairseq.tasks.evaluation")
+    task = build_task(corpus, tokens_per_sample=16)
+    tally, _ = _evaluate(task, [build_model(task)])
+    told = [message for message in caplog.messages if message.startswith("so far: ")]
+    assert f" 16 of {len(TEST):,} symbols scored" in told[0]
+    assert told[-1] == f"so far: {tally.summary(len(TEST))}"
+
+
 def test_lanes_with_context_come_near_one_lane(corpus):
     """With 1,000 symbols read before each lane the state is what one lane has: here, exactly."""
     task = build_task(corpus, protocol="carry:3")

@@ -83,7 +83,7 @@ def _transcribed(task, model, lr, decay, batches) -> float:
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
             for (w, w_0), g, root in zip(weights, gradients, roots, strict=True):
-                w += (decay * root / mean).clamp(max=1) * (w_0 - w) - lr * g / (root + 1e-3)
+                w += (decay * root / mean).clamp(max=1) * (w_0 - w) - lr * g / (root + 2e-5)
     return nats / len(TEST) / math.log(2)
 
 
