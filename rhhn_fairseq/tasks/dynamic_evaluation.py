@@ -59,7 +59,7 @@ class DynamicEvaluation:
         terms = zip(self.parameters, gradients, self.start, self.scale, self.decay, strict=True)
         with torch.no_grad():
             for w, g, w_0, scale, decay in terms:
-                w += decay * (w_0 - w) - scale * g
+                w.lerp_(w_0, decay).addcmul_(scale, g, value=-1)
 
     def _gradients(self, sample: dict, carry: Carry) -> tuple[Tensor, ...]:
         """Returns the gradients of the mean loss of a batch, in nats per scored symbol."""
