@@ -35,7 +35,8 @@ class Trial:
         out, rec: dropout of the layer's output, of the update.
         ar: penalty on outputs.
         hyper_drop, z_drop: weight drop inside the hypernetwork, and of the map from its state to z.
-        spread: penalty on how far scaling vectors are from their mean; needs the slow loop over steps.
+        spread, z: penalties on how far scaling vectors are from their mean, and on what the hypernetwork's
+            state adds to the embeddings z; they need the slow loop over steps.
         learned: 1 for a learned initial state.
     """
 
@@ -53,12 +54,13 @@ class Trial:
     hyper_drop: float = 0.0
     z_drop: float = 0.0
     spread: float = 0.0
+    z: float = 0.0
     learned: int = 0
 
     def make(self, symbols: int) -> nn.Module:
         options: dict = {"recurrent_dropout": self.rec}
         options |= {"initial_state": "learned"} if self.learned else {}
-        options |= {"backend": "reference"} if self.spread else {}
+        options |= {"backend": "reference"} if self.spread or self.z else {}
         options |= {"hyper_size": self.hyper} if "Hyper" in self.cell else {}
         return getattr(rnn, self.cell)(symbols, self.width, **options)
 
@@ -93,10 +95,11 @@ def train(trial: Trial, train_text: Tensor, valid_text: Tensor, symbols: int) ->
     nn.init.zeros_(head.bias)
     named, weights = dict(layer.named_parameters()), [*layer.parameters(), *head.parameters()]
     optimizer = torch.optim.Adam(weights, lr=trial.lr)
-    scaling: list[Tensor] = []
-    if trial.spread:
-        # [4, B, H] at every step, also in evaluation, where it is not read.
-        layer.stack.cells[0].scaling.register_forward_hook(lambda *call: scaling.append(call[2][0]))
+    scaling: list[tuple[Tensor, Tensor]] = []
+    if trial.spread or trial.z:
+        # The hypernetwork's state and d_h [4, B, H] at every step; evaluation does not read them.
+        maps = layer.stack.cells[0].scaling
+        maps.register_forward_hook(lambda *call: scaling.append((call[1][0], call[2][0])))
     length = len(train_text) // trial.batch
     lanes = train_text[: length * trial.batch].view(trial.batch, length).t()
     updates = (length - 1) // STEPS
@@ -114,8 +117,9 @@ def train(trial: Trial, train_text: Tensor, valid_text: Tensor, symbols: int) ->
             loss = F.cross_entropy(head(F.dropout(h, trial.out)).flatten(0, 1), y.flatten())
             full = loss + trial.ar * h.pow(2).mean()
             if scaling:
-                d = torch.stack(scaling)
+                e, d = map(torch.stack, zip(*scaling, strict=True))
                 full = full + trial.spread * (d - d.mean((0, 2), keepdim=True).detach()).pow(2).mean()
+                full = full + trial.z * (e @ maps.weight_z).pow(2).mean()
                 scaling.clear()
             optimizer.zero_grad()
             full.backward()

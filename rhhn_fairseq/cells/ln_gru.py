@@ -5,7 +5,8 @@ Equations (order r, c, u in every weight's columns)::
     r, c, u = LN(x W_x + h W_h)
     h' = u' * tanh(sigmoid(r) * c) + (1 - u') * h,   u' = sigmoid(u + update_bias)
 
-One normalisation covers all 3 H sums; there is no other bias. The reset gate multiplies the sum, not h.
+One normalisation covers all 3 H sums. The reset gate multiplies the sum, not h. There is no bias but the
+normalisation's; DreamerV2's program (common/nets.py) also adds one to the sums before it.
 
 h-detach cuts the gradient where h enters a matrix, not through the carry (1 - u') * h.
 

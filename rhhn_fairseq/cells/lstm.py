@@ -174,9 +174,9 @@ NOISY = dict(recurrent_dropout=0.3, gal_dropout=0.2, zoneout=0.1, zoneout_c=0.2,
 class LSTM(OneMatrixEach, GatedCell):
     """LSTM, optionally with layer normalisation; see the module's docstring.
 
-    State: (h [B, H], c [B, H]). Initialisation: orthogonal recurrent matrix for every gate, Glorot
-    uniform input matrix for every gate, zero bias, as the HyperLSTM of Ha et al. 2016 (supercell). Their
-    baseline LSTMs have orthogonal input matrices too (section 4.1).
+    State: (h [B, H], c [B, H]). Initialisation: orthogonal recurrent matrix for every gate and zero bias,
+    as the HyperLSTM of Ha et al. 2016 (supercell); Glorot uniform input matrix for every gate, where
+    supercell draws one for all gates. Their baseline LSTMs have orthogonal input matrices (section 4.1).
     """
 
     config: LSTMConfig

@@ -94,7 +94,8 @@ class Pruning:
 
     A symbol is dropped if its log-probability is more than ``threshold`` below the best symbol's after the
     same hypothesis, and a hypothesis if its normalised score is more than that below the best finished
-    one's. The best candidate of a sentence always stays.
+    one's, both without the coverage penalty. The paper compares finished hypotheses alone; here unfinished
+    ones are dropped too. The best candidate of a sentence always stays.
     """
 
     def __init__(self, threshold: float, score: GNMTScore):

@@ -5,7 +5,7 @@ of step t) over t; within the cell, the same by layer, averaged over time. A lay
 depth of a recurrent highway network.
 
 In cells with the state (h, c), the gradient that reaches c_t has two parts (Kanuparthi et al. 2019; the
-matrices A_t and B_t of Didolkar 2019, equation 7): one comes through c_{t+1}, the linear path in time, and
+matrices A_t and B_t of Didolkar 2019, equation 8): one comes through c_{t+1}, the linear path in time, and
 one through h_t, which passes through the weights. h-detach cuts the second part according to its coin.
 
 Shapes: T steps, B lines, D entries of the dictionary, L layers.

@@ -67,9 +67,9 @@ def test_one_answer_an_example_counts_always():
 
 
 def test_numbers_have_squared_errors_and_are_right_within_four_hundredths():
-    answers, target = [[1.0], [0.0], [1.03], [0.5]], [1.039, 0.041, 1.0, 0.539]
+    answers, target = [[1.0], [0.0], [1.03], [0.5]], [1.079, 0.081, 1.0, 0.579]
     loss, size, logged = _criterion(0)(Answers(answers), _sample(target))
-    errors = np.array([0.039, 0.041, 0.03, 0.039])
+    errors = np.array([0.079, 0.081, 0.03, 0.079])
     assert loss.item() == pytest.approx(np.square(errors).sum(), rel=1e-4) and size == 4
     # Sums over batches of different sizes, not means of means.
     other = _criterion(0)(Answers([[2.0], [2.0]]), _sample([1.0, 2.0]))[2]
