@@ -66,7 +66,7 @@ def test_one_answer_an_example_counts_always():
     assert _figures(logged)["accuracy"] == pytest.approx(200 / 3, abs=0.01)
 
 
-def test_numbers_have_squared_errors_and_are_right_within_four_hundredths():
+def test_numbers_have_squared_errors_and_are_right_within_four_hundredths_of_their_range():
     answers, target = [[1.0], [0.0], [1.03], [0.5]], [1.079, 0.081, 1.0, 0.579]
     loss, size, logged = _criterion(0)(Answers(answers), _sample(target))
     errors = np.array([0.079, 0.081, 0.03, 0.079])
