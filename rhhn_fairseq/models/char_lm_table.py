@@ -23,7 +23,7 @@ PTB_MODERN = "docs/results/recipes_ptb_300k.md"
 PTB_MODERN_FULL = "docs/results/recipes_ptb_full_size.md"
 
 
-def _row(options, source, parameters, printed=None, valid=None, test=None, measured=None) -> Architecture:
+def _row(options, source, parameters, printed=None, valid=None, test=None, figures=None) -> Architecture:
     """One row; the last four are what the source reports, the scores in bits per character."""
     scores = " and ".join(f"{name} {bits}" for name, bits in (("valid", valid), ("test", test)) if bits)
     return Architecture(
@@ -34,7 +34,7 @@ def _row(options, source, parameters, printed=None, valid=None, test=None, measu
         printed=printed,
         valid=valid,
         test=test,
-        figures=f"{scores} bits per character" if scores else measured,
+        figures=f"{scores} bits per character" if scores else figures,
     )
 
 
@@ -103,7 +103,7 @@ ARCHITECTURES = {
         GRID_SUAREZ,
         15_257_208,
         "that of its HyperRHN",
-        measured="1.40 bits per character",
+        figures="1.40 bits per character",
     ),
     "hyper_gru_rhn_ptb": _row(_suarez("hyper", hyper_size=128, **GRU_RHN), ANY_SUAREZ, 15_084_432),
     "hyperrhn_rank2_ptb": _row(_suarez("hyperrhn", hyper_size=128, hyper_rank=2), RANK_SUAREZ, 17_068_736),
@@ -114,34 +114,34 @@ ARCHITECTURES = {
         _options("ln_hyperlstm", 196, hyper_size=64),
         PTB_MODERN,
         298_226,
-        measured=f"valid 1.629 and test 1.584 {ONE_EPOCH}",
+        figures=f"valid 1.629 and test 1.584 {ONE_EPOCH}",
     ),
     "hyperrhn_modern": _row(
         _options("hyperrhn", 228, rhn_depth=2, hyper_size=64),
         PTB_MODERN,
         296_362,
-        measured=f"valid 1.617 and test 1.570 {ONE_EPOCH}",
+        figures=f"valid 1.617 and test 1.570 {ONE_EPOCH}",
     ),
     "lstm_modern": _row(
-        _options("lstm", 240), PTB_MODERN, 291_410, measured=f"valid 1.636 and test 1.591 {ONE_EPOCH}"
+        _options("lstm", 240), PTB_MODERN, 291_410, figures=f"valid 1.636 and test 1.591 {ONE_EPOCH}"
     ),
     "ln_hyperlstm_1000_modern": _row(
         _options("ln_hyperlstm", 1000, **HYPER_PTB, **MODERN_DROPOUT),
         PTB_MODERN_FULL,
         4_923_154,
-        measured=f"valid 1.290 (carry:32) and test 1.256 (carry) {FORTY_EPOCHS}",
+        figures=f"valid 1.290 (carry:32) and test 1.256 (carry) {FORTY_EPOCHS}",
     ),
     "hyperrhn_1000_modern": _row(
         OPEN_HYPERRHN,
         PTB_MODERN_FULL,
         15_313_274,
-        measured="valid 1.314 and test 1.281 bits per character after four epochs, protocol carry:32",
+        figures="valid 1.314 and test 1.281 bits per character after four epochs, protocol carry:32",
     ),
     "lstm_1080_modern": _row(
         _options("lstm", 1080, **MODERN_DROPOUT),
         PTB_MODERN_FULL,
         4_939_970,
-        measured=f"valid 1.280 (carry:32) and test 1.249 (carry) {FORTY_EPOCHS}",
+        figures=f"valid 1.280 (carry:32) and test 1.249 (carry) {FORTY_EPOCHS}",
     ),
     "lstm_enwik8": _row(
         _options("lstm", 1800, recurrent_dropout=0.0), ENWIK8, 14_812_405, "14.81 M", test=1.470

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import regularisers
 
-OPTIONS = ["out=0.5", "rec=0.5", "ar=9", "hyper_drop=0.5", "z_drop=0.5", "spread=1e6"]
+OPTIONS = ["out=0.5", "rec=0.5", "ar=9", "hyper_drop=0.5", "z_drop=0.5", "spread=1e6", "z=1e6"]
 
 
 @pytest.fixture(scope="module")
