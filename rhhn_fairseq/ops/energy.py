@@ -42,7 +42,8 @@ def _is_compiled(q_NRA: Tensor) -> bool:
     if q_NRA.device.type != "cpu" or q_NRA.dtype not in native.DTYPES or not is_built:
         return False
     plain = torch.compiler.is_compiling() or gemm.transformation() is None
-    return plain and policy.current().kernel != "reference"
+    # ONNX has no operation of this package.
+    return plain and policy.current().kernel != "reference" and not torch.onnx.is_in_onnx_export()
 
 
 @operation("rhhn::energy")

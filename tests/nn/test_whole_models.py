@@ -85,9 +85,32 @@ def test_a_handwriting_model_without_a_text(tmp_path):
     assert len(re.findall("[ML]", drawing)) == 401 and re.search('d="M0.0 0.0L', drawing)
 
 
+@torch.no_grad()
+def compare_translation(model, functions, pieces, atol):
+    """Compares log-probabilities of the encoder and of three steps of two hypotheses."""
+    memory, state, _ = functions["encode"](" ".join(pieces))
+    source = torch.tensor([[*(model.encoder.dictionary.index(piece) for piece in pieces), 2]])
+    rows = torch.tensor([[2, 5, 9], [2, 6, 4]])
+    expected = model(source.expand(2, -1), None, rows)[0].log_softmax(-1).numpy()
+    state = [np.repeat(tensor, 2, axis=0) for tensor in state]
+    for at in range(3):
+        scores, state = functions["step"](rows[:, at].tolist(), memory, state)
+        np.testing.assert_allclose(scores, expected[:, at], atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{"attention_normalised": True}, {"attention": "v2"}])
+def test_translation_models_with_additive_attention(tmp_path, options):
+    sizes = {"encoder_layers": 2, "decoder_layers": 2}
+    model, dictionary = tiny_translation.random_model(arch="lstm_gnmt", **sizes, **options)
+    for parameter in model.parameters():
+        parameter.data.mul_(0.25)  # Large weights would amplify the rounding of sums.
+    functions, pieces = runner(model.float(), tmp_path), [dictionary[place] for place in (5, 8, 6)]
+    compare_translation(model, functions, pieces, TOLERANCE)
+
+
 @pytest.mark.slow
 def test_a_translation_model_from_the_command_line(tmp_path, capsys):
-    """Log-probabilities of the encoder and of three steps of two hypotheses; and a text is translated."""
+    """The graphs compute what torch does; and a text is translated."""
     corpus = tiny_translation.prepare(tmp_path)
     sizes = ["--arch", "hyperlstm_gnmt_small", "--hidden-size", 64, "--embed-dim", 32, "--hyper-size", 8]
     line = tiny_translation.arguments(
@@ -100,15 +123,7 @@ def test_a_translation_model_from_the_command_line(tmp_path, capsys):
     (model,), functions = loaded.models, runpy.run_path(str(tmp_path / "graphs" / "run.py"))
     english = tiny_translation.sentences("test")[:8]
     pieces = loaded.pieces.encode(english[0], out_type=str)
-    memory, state, _ = functions["encode"](" ".join(pieces))
-    source = torch.tensor([[*(model.encoder.dictionary.index(piece) for piece in pieces), 2]])
-    rows = torch.tensor([[2, 5, 9], [2, 6, 4]])
-    state = [np.repeat(tensor, 2, axis=0) for tensor in state]
-    with torch.no_grad():
-        expected = model.eval()(source.expand(2, -1), None, rows)[0].log_softmax(-1).numpy()
-    for at in range(3):
-        scores, state = functions["step"](rows[:, at].tolist(), memory, state)
-        np.testing.assert_allclose(scores, expected[:, at], atol=1e-4, rtol=0)
+    compare_translation(model.eval(), functions, pieces, 1e-4)
     lines = "".join(" ".join(loaded.pieces.encode(text, out_type=str)) + "\n" for text in english)
     translated = run_alone(tmp_path / "graphs", stdin=lines).splitlines()
     assert sum(map(str.__eq__, translated, map(tiny_translation.french, english))) >= 6
