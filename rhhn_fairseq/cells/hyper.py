@@ -166,7 +166,8 @@ class EmbeddedScaling(nn.Module):
         self.weight_z = nn.Parameter(torch.zeros(N, (scaled + shifted) * Z))
         self.bias_z = nn.Parameter(torch.ones(scaled * Z))
         # In place: on `meta`, torch imports its compiler for any other product.
-        self.weight_d = nn.Parameter(torch.randn(scaled, Z, H).mul_(0.1 * config.hyper_start / Z**0.5))
+        spread = 0.1 * (config.hyper_start or 1.0) / Z**0.5
+        self.weight_d = nn.Parameter(torch.randn(scaled, Z, H).mul_(spread))
         self.weight_d.data += config.hyper_start / Z
         if shifted:
             self.weight_b = nn.Parameter(torch.zeros(shifted, Z, H))
@@ -300,7 +301,7 @@ class Hyper(Cell):
         self.main: Cell = CELLS[config.main_cell].cell(config.main())
         self.hyper: Cell = build(config.hyper())
         if config.hyper_context:
-            self.main.affine_weights = tuple(set(self.main.affine_weights) - {"weight_x"})
+            self.main.affine_weights = tuple(set(self.main.affine_weights) - {"weight_x", "weight_mx"})
         self.state_sizes = (*self.main.state_sizes, *self.hyper.state_sizes)
         self.begins = self.main.begins or self.hyper.begins
         self.prepared_states = len(self.hyper.state_sizes) if config.hyper_input == "x" else 0

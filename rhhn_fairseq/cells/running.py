@@ -188,11 +188,7 @@ class Cell(Contract):
         if plan.is_fused:
             return self.run_fused(g, state, mask_TB, noise, plan)
 
-        matrices = self.shared_matrices()
-        one_step: Any = self.step
-        if matrices is not None:
-            one_step = functools.partial(one_step, matrices=matrices)
-
+        one_step = self.step_of_a_pass()
         # What ``prepare`` has run is complete: neither padding nor a reset changes it here.
         count = len(state) - self.prepared_states
         state, prepared = state[:count], state[count:]
@@ -207,6 +203,12 @@ class Cell(Contract):
             state = tuple(tensor.to(dtype) for tensor in state)
         (y_TBH,), state = scan(step, g, state, mask_TB, noise)
         return y_TBH, (*(tensor.to(kind) for tensor, kind in zip(state, types, strict=True)), *prepared)
+
+    def step_of_a_pass(self) -> Any:
+        """Returns ``step`` with the matrices that all steps of a pass share."""
+        step: Any = self.step
+        matrices = self.shared_matrices()
+        return step if matrices is None else functools.partial(step, matrices=matrices)
 
     def request(
         self,

@@ -46,7 +46,7 @@ def main(argv=None) -> None:
         with torch.no_grad():
             mask = None if batch.mask is None else torch.from_numpy(batch.mask).T
             y, state = model.eval().stack(model.embed(torch.from_numpy(batch.inputs).T), state, mask)
-            scores = model.output(y).log_softmax(dim=-1)
+            scores = model.output(y).float().log_softmax(dim=-1)
         tally.see(0, scores, torch.from_numpy(batch.targets).T, log_probs=True)
         tally.close_batch()
     print(f"{args.file}: {tally.summary(len(stream), vocabulary.unit)}, protocol {protocol.text}")

@@ -125,8 +125,10 @@ CONFLICTS = {
     "--constraints stand behind the sentences in the input of fairseq-interactive": lambda given: (
         _generates(given) and given("constraints") is not None
     ),
-    "--score-reference gives hard alignments, no soft ones: leave --print-alignment soft out": lambda given: (
-        given("score_reference") and given("print_alignment") == "soft"
+    "--print-alignment soft is for fairseq-generate without --score-reference and --replace-unk; leave soft "
+    "out": lambda given: (
+        given("print_alignment") == "soft"
+        and (given("score_reference") or (given("replace_unk"), given("buffer_size")) != (None, None))
     ),
     "--score-reference scores a data directory, and fairseq-interactive has none": lambda given: (
         given("buffer_size") is not None and given("score_reference")

@@ -51,7 +51,7 @@ def run_with_feedback(
         if cell.begins:
             g = cell.begin(g, first_positions(T, B, mask_TB, x_TBC.device))
     # Sliced once, because every slicing costs a zero-filled gradient of the whole weight.
-    maps, plan = cell.maps_of(slice(C, None)), cell.plan_of_steps(x_TBC)
+    maps, plan, cell_step = cell.maps_of(slice(C, None)), cell.plan_of_steps(x_TBC), cell.step_of_a_pass()
 
     def one_step(g_t, state, noise_t):
         def advance(fed_BF, state, noise_t):
@@ -61,7 +61,7 @@ def run_with_feedback(
             g_1 = tuple(tensor.unsqueeze(0) for tensor in summed)
             noise_1 = None if noise_t is None else {name: draw.unsqueeze(0) for name, draw in noise_t.items()}
             g_1, ready = cell.prepare(g_1, state, None, noise_1, plan)
-            return cell.step(tuple(tensor[0] for tensor in g_1), ready, noise_t)
+            return cell_step(tuple(tensor[0] for tensor in g_1), ready, noise_t)
 
         return step(advance, state, noise_t)
 

@@ -19,6 +19,7 @@ from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import Stack, StackConfig
+from rhhn_fairseq.layers.window import one_hot
 from rhhn_fairseq.ops.regularise import draw_mask
 from rhhn_fairseq.saving import KINDS, Kind, Pretrained, Tensors
 
@@ -77,15 +78,15 @@ class CharacterNetwork(Pretrained, nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Returns the vectors [..., V or embed_dim] of indices [...]; zeros for entries without a symbol."""
-        V = len(self.indices)
+        V, symbols = len(self.indices), self.symbol_of[tokens]
         if self.embedding is None:
-            weight = torch.eye(V + 1, V, dtype=self.weight_out.dtype, device=self.weight_out.device)
+            x = one_hot(symbols, V, self.weight_out.dtype)
         else:
-            weight = F.pad(self.embedding, (0, 0, 0, 1))
+            x = F.embedding(symbols, F.pad(self.embedding, (0, 0, 0, 1)))
         if self.training and self.embedding_dropout:
-            keep = draw_mask((V + 1, 1), 1.0 - self.embedding_dropout, weight.device)
-            weight = weight * keep / (1.0 - self.embedding_dropout)
-        return F.embedding(self.symbol_of[tokens], weight)
+            keep = draw_mask((V + 1, 1), 1.0 - self.embedding_dropout, x.device)
+            x = x * keep[symbols] / (1.0 - self.embedding_dropout)
+        return x
 
     def output(self, y: Tensor) -> Tensor:
         """Returns the logits over the dictionary [..., D] from the stack's output [..., H]."""
@@ -94,10 +95,15 @@ class CharacterNetwork(Pretrained, nn.Module):
         return full.index_copy(-1, self.indices, logits)
 
 
+def refuse_words(network: CharacterNetwork, what: str) -> None:
+    """Raises UsageError for a model of words, of what was asked for."""
+    if network.vocabulary.mode == "words":
+        raise UsageError(f"{what}: this is a model of words; only those of characters can be converted")
+
+
 def _describe(network: CharacterNetwork) -> dict:
     vocabulary = network.vocabulary
-    if vocabulary.mode == "words":
-        raise UsageError("save_pretrained: this is a model of words; models of characters are saved")
+    refuse_words(network, "save_pretrained")
     return {
         "stack": asdict(network.stack.config),
         "embed_dim": 0 if network.embedding is None else network.embedding.shape[1],

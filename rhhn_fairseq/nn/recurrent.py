@@ -28,6 +28,7 @@ from rhhn_fairseq.nn.interchange import TorchWeights
 from rhhn_fairseq.nn.states import join_entries, map_state, split_entries
 from rhhn_fairseq.ops.loop import State, stacked
 from rhhn_fairseq.ops.matmul import gemm
+from rhhn_fairseq.ops.matmul.quantised import QuantisedWeight
 from rhhn_fairseq.saving import Pretrained
 
 
@@ -170,7 +171,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
     @property
     def _weight(self) -> Tensor:
         """A weight; the replicas of torch.nn.DataParallel have no parameters."""
-        return self.stack.cells[0].input_maps()[0][0]
+        weight = self.stack.cells[0].input_maps()[0][0]
+        return weight.scales if isinstance(weight, QuantisedWeight) else weight
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
@@ -304,8 +306,9 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             x_TBC = input.transpose(0, 1)
         T, B, _ = x_TBC.shape
         if B == 0 and T > 0:
-            # It depends on the weights, so that a script may go backward from it.
-            y = x_TBC.new_zeros(T, 0, self.stack.output_size) + self._weight.sum()
+            # It depends on all weights, so that a script may go backward from it.
+            total = sum((weight.sum() for weight in self.parameters()), self._weight.sum())
+            y = x_TBC.new_zeros(T, 0, self.stack.output_size) + total
             return y.transpose(0, 1) if self.batch_first else y, self.zero_state(0, x_TBC.device, x_TBC.dtype)
         mask, resets = self._positions(mask, is_batched), self._positions(resets, is_batched)
         if lengths is not None:

@@ -18,6 +18,7 @@ from rhhn_fairseq.layers.stack import Stack, StackConfig
 from rhhn_fairseq.nn.arguments import remove_biases, renamed, sized_options
 from rhhn_fairseq.nn.recurrent import RecurrentLayer
 from rhhn_fairseq.ops.loop import State
+from rhhn_fairseq.ops.matmul.quantised import QuantisedWeight
 
 
 class StepCell(nn.Module):
@@ -111,4 +112,5 @@ def safe_globals() -> list[type]:
     # The list grows while it is read.
     for kind in kinds:
         kinds += kind.__subclasses__()
-    return [*kinds, nn.ModuleList, nn.ParameterList, ScalingVectors, EmbeddedScaling, DirectScaling]
+    scalings = (ScalingVectors, EmbeddedScaling, DirectScaling)
+    return [*kinds, nn.ModuleList, nn.ParameterList, *scalings, QuantisedWeight]

@@ -21,7 +21,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import replace_file
 from rhhn_fairseq.layers.attention import Memory
 from rhhn_fairseq.layers.window import one_hot
-from rhhn_fairseq.nn.character import CharacterNetwork
+from rhhn_fairseq.nn.character import CharacterNetwork, refuse_words
 from rhhn_fairseq.nn.exporting import write_graph
 from rhhn_fairseq.nn.strokes import StrokeNetwork
 
@@ -99,8 +99,8 @@ def export_model(model: nn.Module, directory: str | Path) -> None:
         directory: is made; its files of the same names are replaced.
 
     Raises:
-        UsageError: it is another kind of model, one that starts a sequence otherwise than from zeros
-            (``first_step="skip"``), or onnxscript is missing.
+        UsageError: it is another kind of model, such as one of words, or one that starts a sequence
+            otherwise than from zeros (``first_step="skip"``), or onnxscript is missing.
     """
     if any(getattr(module, "begins", False) for module in model.modules()):
         raise UsageError(
@@ -112,6 +112,7 @@ def export_model(model: nn.Module, directory: str | Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     B, U, S = (Dim(name, min=1) for name in "BUS")
     if isinstance(traced, CharacterNetwork):
+        refuse_words(traced, "--onnx")
         kind, about = "characters", _about_characters(traced)
         _export(
             CharacterStep(traced), directory, "step", {"entry": _ids(B)}, traced.stack.state_sizes, ["logits"]

@@ -23,7 +23,7 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import Carry, gather_states, pass_seed
 from rhhn_fairseq.tasks.dynamic_evaluation import DynamicEvaluation
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
-from rhhn_fairseq.tasks.evaluation import Protocol, ScoredBatches
+from rhhn_fairseq.tasks.evaluation import MOST_LOGITS, Protocol, ScoredBatches
 from rhhn_fairseq.tasks.lanes import PAD, Batch, Lanes, RandomWindows
 from rhhn_fairseq.tasks.own_batches import BatchDataset, CutsOwnBatches, OrderedBatchIterator, frequency_of
 
@@ -248,7 +248,8 @@ class CharLMTask(CutsOwnBatches, LogsDynamics, FairseqTask):
         split = self.cfg.train_subset
         self.load_dataset(split)
         stream, T = self.dataset(split).stream, self.cfg.tokens_per_sample
-        training = Lanes(stream, self.first_input, min(DYNAMIC_LANES, len(stream)), 1, T)
+        lanes = max(1, min(DYNAMIC_LANES, len(stream), MOST_LOGITS // (T * len(self.dictionary))))
+        training = Lanes(stream, self.first_input, lanes, 1, T)
         batches = min(self.cfg.dynamic_eval_batches, len(training))
         samples = (text_sample(training.batch(i)) for i in range(batches))
         return DynamicEvaluation(self.models[0], lr, decay, samples)

@@ -23,7 +23,7 @@ class SegmentationSampler:
 
     Args:
         data_dir: a prepared directory, with the model of its pieces.
-        dictionary: fairseq's, which has every piece.
+        dictionary: fairseq's; segmentations with a piece that it lacks are not drawn.
         alpha: above 0; the smaller, the more evenly the segmentations are drawn.
         nbest: how many of the most likely ones may be drawn.
 
@@ -37,6 +37,7 @@ class SegmentationSampler:
         self.log_probabilities = np.array([self.processor.get_score(piece) for piece in pieces])
         self.entries = np.array([dictionary.index(self.processor.id_to_piece(piece)) for piece in pieces])
         self.unknown = dictionary.unk()
+        self.log_probabilities[self.entries == self.unknown] = -np.inf
         ordinary = self.entries >= dictionary.nspecial
         self.pieces = np.full(len(dictionary), -1)
         self.pieces[self.entries[ordinary]] = np.flatnonzero(ordinary)

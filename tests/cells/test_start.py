@@ -89,6 +89,9 @@ def test_scaling_vectors_start_near_their_start():
     e, zeros = torch.randn(16, 8), torch.zeros(16, 64)
     d = cell.scaling_vectors((zeros, zeros, e, e))
     assert abs(d.mean().item() - 0.1) < 0.002 and 0.005 < d.std().item() < 0.015
+    # At 0, all rows that make them would otherwise be equal, and stay so.
+    cell = build_cell("hyper", 3, 64, hyper_size=8, hyper_embed_size=4, hyper_start=0.0)
+    assert cell.scaling[0].weight_d.std(1).mean() > 0.02
 
 
 NORMALISED = ("ln_lstm", "ln_hyperlstm", "ln_gru")

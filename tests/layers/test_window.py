@@ -15,6 +15,17 @@ def _stack(layers=1, **options):
     return WindowStack(WindowConfig(cell="lstm", **sizes, **options)).double()
 
 
+def test_matrices_that_steps_share_are_assembled_once_a_pass(monkeypatch):
+    sizes = {"input_size": 3, "hidden_size": 6, "symbols": SYMBOLS, "layers": 1}
+    config = WindowConfig(cell="rolled_hyperrhn", cell_options={"rhn_depth": 2, "hyper_size": 3}, **sizes)
+    stack, calls = WindowStack(config).double(), []
+    cell = stack.each_cell()[0]
+    assembled = cell.recurrent_matrices
+    monkeypatch.setattr(cell, "recurrent_matrices", lambda: calls.append(0) or assembled())
+    stack(*_inputs())
+    assert len(calls) == 1
+
+
 def _inputs():
     text = one_hot(torch.tensor([[0, 3], [2, 5]]), SYMBOLS, torch.float64)
     return torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64), text

@@ -8,13 +8,17 @@ import torch
 from fairseq.logging import metrics
 from helpers.in_process import Optimizer
 from helpers.tiny_char_lm import TRAIN, VALID, build_model, build_task, direct_bpc, iterator, write_corpus
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 from rhhn_fairseq.cli.describe import build_empty, describe, describe_backends
 from rhhn_fairseq.criterions.char_cross_entropy import CharCrossEntropy
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
+from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.stack import StackConfig
+from rhhn_fairseq.nn.character import CharacterNetwork
 from rhhn_fairseq.tasks.carry import Carry
 
 
@@ -68,6 +72,28 @@ def test_input_vectors(corpus, embed_dim):
         assert torch.equal(vectors, torch.eye(len(indices)))
     specials = torch.tensor([task.dictionary.bos(), task.dictionary.pad(), task.dictionary.unk()])
     assert (model.embed(specials) == 0).all()
+
+
+def test_a_symbol_of_thousands_needs_no_matrix_of_them_all():
+    V = 3000
+    vocabulary = CharVocabulary([chr(0x4E00 + n) for n in range(V)], newline_occurs=False)
+    network = CharacterNetwork(StackConfig(cell="lstm", input_size=V, hidden_size=2), vocabulary)
+    with Recorded() as results:
+        vector = network.embed(torch.tensor([10]))
+    assert vector.argmax() == network.symbol_of[10]
+    assert max(tensor.numel() for tensor in results.seen) <= V
+
+
+class Recorded(TorchDispatchMode):
+    """Keeps the result of every operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func(*args, **(kwargs or {})))
+        return self.seen[-1]
 
 
 def test_embedding_dropout_drops_whole_symbols_in_training(corpus):

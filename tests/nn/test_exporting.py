@@ -258,6 +258,8 @@ def test_quantised_weights_stay_near(cell):
     expected, y = rnn(x)[0], quantised(x)[0]
     # Measured with 4 seeds: 0.2 % (HyperRHN) to 12.6 % (LN LSTM) of the largest output after 7 steps.
     assert 0 < (y - expected).abs().max() < 0.15 * expected.abs().max()
+    assert torch.equal(quantised(x, quantised.zero_state(3))[0], y)
+    assert quantised(x[:, :0])[0].shape == (7, 0, 128)
     names = dict(quantised.named_parameters())
     # The rolled hypernetwork multiplies by matrices that it assembles, which stay as they are.
     share = 0.9 if cell == "rolled_hyperrhn" else 0.5
@@ -270,10 +272,12 @@ def test_quantised_weights_stay_near(cell):
 
 @torch.no_grad()
 def test_cells_whose_hypernetwork_reads_no_state_are_quantised():
-    rnn = layer_of("hyper")(8, 8, main_cell="gru", hyper_cell="rhn", hyper_size=4, hyper_input="x")
-    x = torch.randn(5, 2, 8)
-    error = (quantize_dynamic(rnn, smallest=1)(x)[0] - rnn(x)[0]).abs().max()
-    assert 0 < error < 0.05
+    x, context = torch.randn(5, 2, 8), torch.randn(2, 3)
+    for main, given in (("gru", {}), ("mlstm", {"context": context})):
+        read = {"hyper_input": "x", "context_size": 3 if given else 0}
+        rnn = layer_of("hyper")(8, 8, main_cell=main, hyper_cell="rhn", hyper_size=4, **read)
+        error = (quantize_dynamic(rnn, smallest=1)(x, **given)[0] - rnn(x, **given)[0]).abs().max()
+        assert 0 < error < 0.05
 
 
 @torch.no_grad()

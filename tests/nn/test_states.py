@@ -92,6 +92,7 @@ def test_an_empty_batch_has_an_empty_output():
         )
         y.sum().backward()
         assert y.shape == y_torch.shape and h.shape == c.shape == h_torch.shape
+    layers.MogrifierLSTM(C, H)(torch.zeros(T, 0, C))[0].sum().backward()
 
 
 def test_errors_are_of_the_classes_that_torchs_layers_raise():

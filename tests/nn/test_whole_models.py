@@ -14,9 +14,12 @@ from helpers.cli import fairseq_train
 from helpers.tiny_char_lm import build_model, build_task, write_corpus
 
 from rhhn_fairseq.cli import convert
+from rhhn_fairseq.data.text.words import WordVocabulary
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.loading import load_translation_models
 from rhhn_fairseq.nn import from_pretrained, packaged
+from rhhn_fairseq.nn.character import CharacterNetwork
 from rhhn_fairseq.nn.whole_models import export_model
 
 # Float32 of torch against that of onnxruntime, over a few steps; logits are of the order of 1.
@@ -143,6 +146,11 @@ def test_options_without_an_effect_on_graphs_are_refused(tmp_path):
 
 
 def test_models_without_graphs_are_refused(tmp_path):
+    words = CharacterNetwork(
+        StackConfig(cell="lstm", input_size=3, hidden_size=2), WordVocabulary(["a", "b"])
+    )
+    with pytest.raises(UsageError, match="--onnx: this is a model of words"):
+        export_model(words, tmp_path)
     with pytest.raises(UsageError, match="--onnx: Linear is no model of characters, of handwriting, or GNMT"):
         export_model(torch.nn.Linear(2, 2), tmp_path)
     task = build_task(write_corpus(tmp_path))

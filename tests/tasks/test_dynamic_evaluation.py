@@ -88,9 +88,12 @@ def _transcribed(task, model, lr, decay, batches) -> float:
 
 
 @pytest.mark.parametrize("lr, decay", [(0.0, 0.0), (2e-3, 0.0), (2e-3, 0.05)])
-def test_equals_the_update_rule(corpus, monkeypatch, lr, decay):
-    # TRAIN has 612 symbols: lanes of equal length.
-    monkeypatch.setattr("rhhn_fairseq.tasks.char_lm.DYNAMIC_LANES", LANES)
+@pytest.mark.parametrize("limit", ["DYNAMIC_LANES", "MOST_LOGITS"])
+def test_equals_the_update_rule(corpus, monkeypatch, lr, decay, limit):
+    # TRAIN has 612 symbols: lanes of equal length. A large vocabulary makes them fewer.
+    entries = len(build_task(corpus).dictionary)
+    value = LANES if limit == "DYNAMIC_LANES" else LANES * T * entries
+    monkeypatch.setattr(f"rhhn_fairseq.tasks.char_lm.{limit}", value)
     task, model = _task(corpus, dynamic_eval_lr=lr, dynamic_eval_decay=decay, dynamic_eval_batches=5)
     expected = _transcribed(task, model, lr, decay, 5)
     # Scores in float32, 1e-7 of a few bits each, and weights that moved by rounded gradients: 2e-7 measured.

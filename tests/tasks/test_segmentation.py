@@ -102,6 +102,22 @@ def test_the_text_stays_and_so_do_other_symbols(prepared):
     assert torch.equal(sampler.draw(empty, rng), empty)
 
 
+def test_no_piece_that_the_dictionary_lacks_is_drawn(prepared):
+    """As in a dictionary of fairseq-preprocess, which has only pieces that occur."""
+    folder, _, dictionary = prepared
+    entries = _entries(prepared, "newest lowest west")
+    fewer = Dictionary()
+    # All pieces of the sentence, and half of the others.
+    kept = {*entries.tolist(), *range(dictionary.nspecial, len(dictionary), 2)} - {dictionary.eos()}
+    for entry in sorted(kept):
+        fewer.add_symbol(dictionary[entry])
+    entries = torch.tensor([fewer.index(dictionary[entry]) for entry in entries])
+    sampler, rng = SegmentationSampler(folder, fewer, 0.2, 512), np.random.default_rng(0)
+    drawn = [sampler.draw(entries, rng).tolist() for _ in range(50)]
+    assert fewer.unk() not in {entry for entries in drawn for entry in entries}
+    assert len(set(map(tuple, drawn))) > 1
+
+
 def test_pieces_without_probabilities_are_refused(tmp_path):
     with pytest.raises(OSError, match="pieces.model"):
         SegmentationSampler(tmp_path, Dictionary(), 0.1, 64)
