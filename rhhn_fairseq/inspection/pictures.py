@@ -300,24 +300,29 @@ def draw_weights(reading: Reading, title: str) -> Figure:
     Raises:
         UsageError: the text is too long for a picture.
     """
-    lines = wrapped(reading.symbols)
+    words = max(map(len, reading.symbols)) > 1
+    columns = COLUMNS // 2 if words else COLUMNS
+    lines = wrapped(reading.symbols, columns)
     if len(lines) > MOST_LINES:
         raise UsageError(
-            f"the text takes {len(lines)} lines of {COLUMNS} symbols, a picture may have {MOST_LINES}; draw "
+            f"the text takes {len(lines)} lines of {columns} symbols, a picture may have {MOST_LINES}; draw "
             "a page (.html) instead"
         )
-    width, rows = max(end - start for start, end in lines), len(reading.names) + TEXT_ROWS
+    shown = [literal(VISIBLE.get(symbol, symbol)) for symbol in reading.symbols]
+    # Words stand upright, two characters a row.
+    above = 2 + max(map(len, shown)) // 2 if words else TEXT_ROWS
+    place = {"rotation": 90, "va": "bottom"} if words else {"va": "center"}
+    width, rows = max(end - start for start, end in lines), len(reading.names) + above
     table = np.full((rows * len(lines), max(width, 24)), np.nan)
     figure = new_figure(0.9 + INCHES_A_ROW * len(table))
     axes = figure.add_subplot()
     axes.grid(False)
     ticks, labels = [], []
     for number, (start, end) in enumerate(lines):
-        top = number * rows + TEXT_ROWS
+        top = number * rows + above
         table[top : top + len(reading.names), : end - start] = reading.changes[start:end].T
-        for column, symbol in enumerate(reading.symbols[start:end]):
-            text = VISIBLE.get(symbol, symbol)
-            axes.text(column, top - 1.05, text, ha="center", va="center", family="monospace", fontsize=8)
+        for column, text in enumerate(shown[start:end]):
+            axes.text(column, top - 1.05, text, ha="center", family="monospace", fontsize=8, **place)
         ticks += range(top, top + len(reading.names))
         labels += reading.names
     image = axes.imshow(

@@ -164,6 +164,16 @@ def test_a_strip_is_under_the_line_of_its_symbols():
     assert rows.tolist() == [TEXT_ROWS, 2 * TEXT_ROWS + 1]
 
 
+def test_words_do_not_overlap():
+    words = ("the ", "$5 ", "internationalization ", "$7 ") * 19
+    figure = draw_weights(dataclasses.replace(reading_of("a" * 76), symbols=words), "title")
+    figure.draw_without_rendering()
+    (axes, _), boxes = figure.axes, [text.get_window_extent() for text in figure.axes[0].texts]
+    for box, after in zip(boxes, boxes[1:], strict=False):
+        assert box.x1 < after.x0 or after.y1 < box.y0
+    assert all(axes.bbox.y0 < box.y0 and box.y1 < axes.bbox.y1 for box in boxes)
+
+
 def test_the_strongest_colour_is_a_percentile_above_zero():
     assert colour_limit(np.arange(101.0)) == 98.0
     assert colour_limit(np.r_[np.zeros(1000), 5.0]) == 5.0
