@@ -60,25 +60,26 @@ def export_onnx(layer: RecurrentLayer, path: str | Path, *, step: bool = False, 
         entries = (last,) if isinstance(last, torch.Tensor) else last
         names = _state_names(layer, len(entries))
         shapes = {1: Dim("B", min=1)}
-    write_graph(
+    graph = graph_of(
+        path,
         traced,
         (x, last) if state else (x,),
         (sizes, shapes if last is entries[0] else (shapes,) * len(entries))[: 1 + state],
         ["input", *(f"{name}_0" for name in names if state)],
         ["output", *(f"{name}_n" for name in names)],
-        path,
     )
+    with replace_file(path) as file:
+        file.write(graph)
 
 
-def write_graph(module: nn.Module, examples: tuple, sizes, inputs, outputs, path: str | Path) -> None:
-    """Writes the graph of a module that is called with the examples.
+def graph_of(path: str | Path, module: nn.Module, examples: tuple, sizes, inputs, outputs) -> bytes:
+    """Returns what the ONNX file ``path`` is to hold: the graph of a module, called with the examples.
 
     Args:
         sizes: of each example the named sizes of its dimensions. inputs, outputs: names of the tensors.
 
     Raises:
-        UsageError: the weights are too large for an ONNX file, onnxscript is missing, or the file cannot be
-            written.
+        UsageError: the weights are too large for an ONNX file, or onnxscript is missing.
     """
     with needed_for("ONNX graphs need"):
         for package in ("onnx", "onnxscript"):
@@ -99,8 +100,7 @@ def write_graph(module: nn.Module, examples: tuple, sizes, inputs, outputs, path
             verbose=False,
         )
     assert program is not None  # It is None with ``dynamo=False`` only.
-    with replace_file(path) as file:
-        file.write(program.model_proto.SerializeToString())
+    return program.model_proto.SerializeToString()
 
 
 def _check(layer: RecurrentLayer) -> None:

@@ -22,7 +22,7 @@ from rhhn_fairseq.files import replace_file
 from rhhn_fairseq.layers.attention import Memory
 from rhhn_fairseq.layers.window import one_hot
 from rhhn_fairseq.nn.character import CharacterNetwork, refuse_words
-from rhhn_fairseq.nn.exporting import write_graph
+from rhhn_fairseq.nn.exporting import graph_of
 from rhhn_fairseq.nn.strokes import StrokeNetwork
 
 RUNNERS = Path(__file__).with_name("runners")
@@ -96,7 +96,7 @@ def export_model(model: nn.Module, directory: str | Path) -> None:
     """Writes a character or handwriting network, or a GNMT model, as a directory; see the module's docstring.
 
     Args:
-        directory: is made; its files of the same names are replaced.
+        directory: is made when all is exported; its files of the same names are replaced.
 
     Raises:
         UsageError: it is another kind of model, such as one of words, or one that starts a sequence
@@ -109,34 +109,37 @@ def export_model(model: nn.Module, directory: str | Path) -> None:
     traced: Any = copy.deepcopy(model).eval()
     set_backend(traced, "reference")
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    files: dict[str, bytes] = {}
+    step: nn.Module
     B, U, S = (Dim(name, min=1) for name in "BUS")
     if isinstance(traced, CharacterNetwork):
         refuse_words(traced, "--onnx")
-        kind, about = "characters", _about_characters(traced)
-        _export(
-            CharacterStep(traced), directory, "step", {"entry": _ids(B)}, traced.stack.state_sizes, ["logits"]
-        )
+        kind, about, sizes = "characters", _about_characters(traced), traced.stack.state_sizes
+        step, inputs, outputs = CharacterStep(traced), {"entry": _ids(B)}, ["logits"]
     elif isinstance(traced, StrokeNetwork):
-        kind, about = "strokes", _about_strokes(traced)
+        kind, about, sizes = "strokes", _about_strokes(traced), traced.stack.state_sizes
         inputs = {"point": (torch.zeros(2, 3), {0: B}), "text": _ids(B, U)}
-        _export(StrokeStep(traced), directory, "step", inputs, traced.stack.state_sizes, ["mixture", "phi"])
+        step, outputs = StrokeStep(traced), ["mixture", "phi"]
     elif hasattr(traced, "encoder") and hasattr(traced.encoder, "memory"):
-        sizes = traced.decoder.decoder.state_sizes
         kind, about = "translation", _about_translation(traced)
-        inputs = {"source": _ids(B, S)}
-        starts = [f"state_{number}" for number in range(len(sizes))]
+        sizes = traced.decoder.decoder.state_sizes
         encode = Encode(traced.encoder, sizes)
-        _export(encode, directory, "encoder", inputs, (), [*MEMORY, *starts])
+        encoded = [*MEMORY, *(f"state_{number}" for number in range(len(sizes)))]
+        path = directory / "encoder.onnx"
+        files[path.name] = _graph(path, encode, {"source": _ids(B, S)}, (), encoded)
         with torch.no_grad():
             values, keys, *_ = encode(torch.full((1, 3), traced.encoder.padding_idx + 1))
         memory = {name: (tensor, {1: S}) for name, tensor in zip(MEMORY, (values, keys), strict=True)}
-        inputs = {"piece": _ids(B), **memory}
-        _export(DecoderStep(traced.decoder), directory, "step", inputs, sizes, ["scores"])
+        step, inputs, outputs = DecoderStep(traced.decoder), {"piece": _ids(B), **memory}, ["scores"]
     else:
         raise UsageError(f"--onnx: {type(model).__name__} is no model of characters, of handwriting, or GNMT")
-    _write(directory / "model.json", json.dumps(about, ensure_ascii=False, indent=1).encode())
-    _write(directory / "run.py", (RUNNERS / f"{kind}.py").read_bytes())
+    files["step.onnx"] = _graph(directory / "step.onnx", step, inputs, sizes, outputs)
+    files["model.json"] = json.dumps(about, ensure_ascii=False, indent=1).encode()
+    files["run.py"] = (RUNNERS / f"{kind}.py").read_bytes()
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        with replace_file(directory / name) as file:
+            file.write(content)
 
 
 def _ids(*sizes) -> tuple[Tensor, dict]:
@@ -144,25 +147,20 @@ def _ids(*sizes) -> tuple[Tensor, dict]:
     return torch.ones([2 + at for at in range(len(sizes))], dtype=torch.long), dict(enumerate(sizes))
 
 
-def _export(module: nn.Module, directory: Path, name: str, inputs: dict, sizes, outputs: list[str]) -> None:
-    """Writes the graph of a module that takes the inputs, by name an example and its sizes, and the state."""
+def _graph(path: Path, module: nn.Module, inputs: dict, sizes, outputs: list[str]) -> bytes:
+    """Returns the graph of a module; it reads the inputs, by name an example and its sizes, and a state."""
     B = next(iter(next(iter(inputs.values()))[1].values()))
     states = {f"state_{number}": (torch.zeros(2, size), {0: B}) for number, size in enumerate(sizes)}
     examples, shapes = zip(*(inputs | states).values(), strict=True)
     sizes_of_states = [shapes[len(inputs) :]] if sizes else []
-    write_graph(
+    return graph_of(
+        path,
         module,
         examples,
         (*shapes[: len(inputs)], *sizes_of_states),
         [*inputs, *states],
         [*outputs, *(f"next_{number}" for number in range(len(sizes)))],
-        directory / f"{name}.onnx",
     )
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replace_file(path) as file:
-        file.write(content)
 
 
 def _about_characters(network: CharacterNetwork) -> dict:

@@ -18,7 +18,7 @@ from rhhn_fairseq.data.text.words import WordVocabulary
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.models.loading import load_translation_models
-from rhhn_fairseq.nn import from_pretrained, packaged
+from rhhn_fairseq.nn import exporting, from_pretrained, packaged
 from rhhn_fairseq.nn.character import CharacterNetwork
 from rhhn_fairseq.nn.whole_models import export_model
 
@@ -157,3 +157,12 @@ def test_models_without_graphs_are_refused(tmp_path):
     sizes = {"rhn_depth": 2, "first_step": "skip", "hyper_size": None, "hyper_embed_size": None}
     with pytest.raises(UsageError, match="trained with --first-step skip"):
         export_model(build_model(task, cell="rhn", **sizes), tmp_path)
+
+
+def test_an_export_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    model, _ = tiny_translation.random_model(encoder_layers=1, decoder_layers=3)
+    size = sum(weight.numel() * weight.element_size() for weight in model.encoder.parameters())
+    monkeypatch.setattr(exporting, "LARGEST", size + 1)
+    with pytest.raises(UsageError, match="step.onnx: the weights have [0-9,]+ bytes"):
+        export_model(model, tmp_path / "graphs")
+    assert not (tmp_path / "graphs").exists()
