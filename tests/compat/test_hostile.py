@@ -2,9 +2,6 @@
 
 import dataclasses
 import math
-import os
-import subprocess
-import sys
 import tempfile
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -14,6 +11,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from helpers.cli import python
 from helpers.hostile import World
 from helpers.hostile_cases import CASES, QUICK
 from omegaconf import OmegaConf
@@ -137,14 +135,9 @@ def test_any_exception_is_one_line_and_a_file(error, line, tmp_path, monkeypatch
 
 
 def test_a_program_writes_its_traceback_to_a_file_or_to_the_screen(tmp_path):
-    program = "import fairseq_cli, rhhn_fairseq.plugin; {}['key']"
+    program = f"import fairseq_cli, rhhn_fairseq.plugin, tempfile; tempfile.tempdir = {str(tmp_path)!r}; "
     for wanted in ("0", "1"):
-        result = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "RHHN_TRACEBACK": wanted, "TMPDIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-        )
+        result = python(program + "{}['key']", tmp_path, RHHN_TRACEBACK=wanted)
         assert result.returncode == 1
         last = result.stderr.splitlines()[-1]
         assert ("Traceback" in result.stderr) == (wanted == "1")

@@ -1,11 +1,9 @@
 """fairseq-generate and fairseq-interactive: lines of the input, and sacreBLEU."""
 
 import re
-import subprocess
-import sys
 
 import pytest
-from helpers.cli import fairseq_train, run_module
+from helpers.cli import fairseq_train, python, run_module
 from helpers.tiny_translation import lstm, prepare
 from sacrebleu.metrics import BLEU
 
@@ -40,7 +38,7 @@ Dictionary.add_file_to_dictionary(path, dictionary, str.split, 1)
 raw = indexed_dataset.IndexedRawTextDataset(path, dictionary)
 print(dictionary.count[dictionary.eos()] - 1, [len(tokens) for tokens in raw])
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    result = python(program)
     assert result.stdout == "2 [4, 2]\n", result.stderr
 
 

@@ -77,8 +77,9 @@ def lstm(data, save_dir, *options, size=64):
 
 
 def train(data: Path, save_dir: Path) -> Path:
-    """A checkpoint of a model that has learnt the corpus by heart; about ten seconds."""
-    options = ["--encoder-bidirectional", "--max-epoch", 32, "--no-epoch-checkpoints"]
+    """A checkpoint of a model that has learnt the corpus by heart, in 16 epochs; about ten seconds."""
+    options = ["--encoder-bidirectional", "--max-epoch", 20, "--no-epoch-checkpoints"]
+    options += ["--clip-norm", 0.2, "--adam-betas", "(0.9, 0.98)"]
     fairseq_train(lstm(data, save_dir, *options))
     return save_dir / "checkpoint_last.pt"
 

@@ -30,7 +30,7 @@ head = nn.Linear(2 * 6, 3)
 optimizer = torch.optim.Adam([*rnn.parameters(), *head.parameters()], lr=0.05)
 x, target = torch.randn(3, 7, 4), torch.tensor([0, 2, 1])
 losses = []
-for epoch in range(30):
+for epoch in range(15):
     rnn.flatten_parameters()
     packed = pack_padded_sequence(x, torch.tensor([4, 7, 2]), batch_first=True, enforce_sorted=False)
     output, STATE = rnn(packed)

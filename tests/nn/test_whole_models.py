@@ -24,7 +24,7 @@ from rhhn_fairseq.nn.whole_models import export_model
 
 # Float32 of torch against that of onnxruntime, over a few steps; logits are of the order of 1.
 TOLERANCE = 1e-5
-CELLS = ["lstm", "ln_hyperlstm", pytest.param("hyperrhn", marks=pytest.mark.slow)]
+CELLS = ["ln_hyperlstm", *(pytest.param(cell, marks=pytest.mark.slow) for cell in ("lstm", "hyperrhn"))]
 
 # Hydra deprecates what fairseq's own configuration rests on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -101,7 +101,9 @@ def compare_translation(model, functions, pieces, atol):
         np.testing.assert_allclose(scores, expected[:, at], atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("options", [{"attention_normalised": True}, {"attention": "v2"}])
+@pytest.mark.parametrize(
+    "options", [{"attention_normalised": True}, pytest.param({"attention": "v2"}, marks=pytest.mark.slow)]
+)
 def test_translation_models_with_additive_attention(tmp_path, options):
     sizes = {"encoder_layers": 2, "decoder_layers": 2}
     model, dictionary = tiny_translation.random_model(arch="lstm_gnmt", **sizes, **options)

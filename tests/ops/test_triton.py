@@ -35,10 +35,10 @@ def run_cases(environment, selection, *options):
     assert " passed" in run.stdout and "skipped" not in run.stdout
 
 
-# Each family of cells with noise and padding, and kernels of several programs and an odd width for one cell
-# of either kernel; the others run with --slow.
+# Each family of kernels with noise and padding, and kernels of several programs and an odd width for one cell
+# of either; the others run with --slow.
 WIDE = "odd_shapes and 2-9-129 and (ln_lstm or hyperrhn) and not rank and not rolled"
-QUICK = f"triton and (equals_the_loop and noisy-padded and not rank or {WIDE})"
+QUICK = f"triton and (equals_the_loop and noisy-padded and not rank and not rolled or {WIDE})"
 
 
 @installed

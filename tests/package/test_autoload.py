@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from helpers.cli import python, run_module
+from helpers.cli import python
 from helpers.tiny_char_lm import write_corpus
 
 from rhhn_fairseq import FairseqFinder
@@ -118,7 +118,7 @@ def test_user_dir_of_the_packages_name_is_the_imported_package(tmp_path):
     corpus = write_corpus(tmp_path)
     sizes = ["--hidden-size", 8, "--hyper-size", 4, "--tokens-per-sample", 5, "--batch-size", 2, "--cpu"]
     line = [corpus, "--user-dir", "rhhn_fairseq", "--arch", "ln_hyperlstm_ptb", "--max-update", 1, *sizes]
-    code = "import rhhn_fairseq, sys; from fairseq_cli.train import cli_main; cli_main()"
-    (tmp_path / "train_here.py").write_text(code)
-    result = run_module("train_here", [*line, "--save-dir", tmp_path / "saved"], cwd=tmp_path)
+    words = ["train", *map(str, line), "--save-dir", str(tmp_path / "saved")]
+    code = "import rhhn_fairseq; from fairseq_cli.train import cli_main; cli_main()"
+    result = python(f"import sys; sys.argv = {words}; {code}", tmp_path)
     assert "num_updates 1" in result.stdout

@@ -66,7 +66,7 @@ def _train(data, save_dir, *options, workers=1, arch="lstm_gnmt_small", **more):
 @pytest.fixture(scope="module")
 def trained(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    _train(corpus, folder / "paper", "--max-epoch", 12)
+    _train(corpus, folder / "paper", "--max-epoch", 8, "--lr", 0.01)
     return folder / "paper"
 
 
