@@ -1,5 +1,6 @@
 """Options, markers and fixtures for all tests."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
+
+
+def pytest_collection_finish():
+    """Leaves what is loaded by then, millions of objects, out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
