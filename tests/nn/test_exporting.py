@@ -163,7 +163,7 @@ def _onnx_error(rnn, path, steps, rows) -> float:
     return max((one - other).abs().max().item() for one, other in pairs)
 
 
-@pytest.mark.parametrize("cell", _slow_but(("elman", "lstm"), CELLS))
+@pytest.mark.parametrize("cell", _slow_but(("lstm",), CELLS))
 @pytest.mark.filterwarnings("ignore")
 @torch.no_grad()
 def test_onnx_of_sequences_of_any_length(cell, tmp_path):

@@ -62,7 +62,9 @@ def test_blocks_come_back_without_new_pages():
     "environment",
     [
         {"RHHN_KEEP_MEMORY": "0"},
-        {"RHHN_KEEP_MEMORY": "1", "MALLOC_ARENA_MAX": "2", "MALLOC_TOP_PAD_": "0"},
+        pytest.param(
+            {"RHHN_KEEP_MEMORY": "1", "MALLOC_ARENA_MAX": "2", "MALLOC_TOP_PAD_": "0"}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_left_alone(environment):
