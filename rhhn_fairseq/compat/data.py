@@ -10,7 +10,6 @@ import fileinput
 import functools
 import gc
 import importlib
-import multiprocessing
 import os
 import queue
 import signal
@@ -194,8 +193,7 @@ def end_reading() -> None:
     """
     for consumer in list(_running):
         stop(consumer)
-    reads = "fairseq_cli" in sys.modules and multiprocessing.active_children()
-    for thing in gc.get_objects() if reads else ():
+    for thing in gc.get_objects() if "fairseq_cli" in sys.modules else ():
         if type(thing) is _MultiProcessingDataLoaderIter:
             thing._shutdown_workers()
 

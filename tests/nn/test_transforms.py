@@ -317,10 +317,13 @@ def test_weights_of_a_module_on_meta_are_initialised(sharded):
     assert done.stdout == "True\n", done.stderr
 
 
-SLOW = (pytest.param(cell, marks=pytest.mark.slow) for cell in ("ln_lstm", "hyper", "hyperlstm"))
-
-
-@pytest.mark.parametrize("cell", ["gru", "hyperrhn", "mingru", *SLOW])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *("gru", "hyperrhn", "mingru"),
+        *(pytest.param(cell, marks=pytest.mark.slow) for cell in ("ln_lstm", "hyper", "hyperlstm")),
+    ],
+)
 def test_compiling_warns_of_nothing(cell, monkeypatch):
     monkeypatch.setattr(policy, "current", CURRENT)
     torch._dynamo.reset()
