@@ -75,6 +75,7 @@ def test_mixtures_of_a_handwriting_model(tmp_path, start):
         np.testing.assert_allclose(phi, places.numpy(), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_handwriting_model_without_a_text(tmp_path):
     model = tiny_handwriting.disturb(tiny_handwriting.build("ln_hyperlstm", layers=2))
