@@ -10,6 +10,7 @@ from rhhn_fairseq.cli import running as cli
 from rhhn_fairseq.errors import UsageError
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_shows_its_last_lines(tmp_path, capsys):
     log = (tmp_path / "log").open("w+")
     with pytest.raises(UsageError, match=f"rhhn prepare failed with status 1; see {tmp_path / 'log'}"):

@@ -99,6 +99,7 @@ def lose_worker_to_signal():
     raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Terminated. ")
 
 
+@pytest.mark.slow
 def test_a_signal_wins_over_the_error_that_it_causes(tmp_path):
     """The run that goes on has the losses of one that was not interrupted."""
     first = Log()
@@ -113,6 +114,7 @@ def test_a_signal_wins_over_the_error_that_it_causes(tmp_path):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_the_temporary_directory(tmp_path):
     """In a new process, because one that has started workers before has its directory already."""
     arguments = char_lm(tmp_path / "corpus", tmp_path / "run", "--num-workers", 1, "--max-update", 2)

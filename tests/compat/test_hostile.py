@@ -134,6 +134,7 @@ def test_any_exception_is_one_line_and_a_file(error, line, tmp_path, monkeypatch
     assert text.startswith("Traceback (most recent call last)") and type(error).__name__ in text
 
 
+@pytest.mark.slow
 def test_a_program_writes_its_traceback_to_a_file_or_to_the_screen(tmp_path):
     program = f"import fairseq_cli, rhhn_fairseq.plugin, tempfile; tempfile.tempdir = {str(tmp_path)!r}; "
     for wanted in ("0", "1"):

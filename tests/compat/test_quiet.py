@@ -32,6 +32,7 @@ def test_details_are_in_the_file_alone(monkeypatch, tmp_path, name):
     assert all(text.count(str(message)) == 1 for message in details)
 
 
+@pytest.mark.slow
 def test_a_notebook_keeps_its_root_logger():
     """A model that fairseq imports lets the details of every library through."""
     state = "import rhhn_fairseq.plugin; root = logging.getLogger(); print(root.level, len(root.handlers))"

@@ -183,7 +183,7 @@ STUCK = ["--optimizer", "sgd", "--lr", 1e-30, "--patience", 3, "--max-epoch", 9]
 
 @pytest.mark.parametrize(
     "epochs, reset, last",
-    [(2, (), 4), (2, ("--reset-meters",), 6)],
+    [(2, (), 4), pytest.param(2, ("--reset-meters",), 6, marks=pytest.mark.slow)],
 )
 def test_patience_goes_on_counting(corpus, tmp_path, epochs, reset, last):
     """The count of another training of this process is not taken over either."""
@@ -194,6 +194,7 @@ def test_patience_goes_on_counting(corpus, tmp_path, epochs, reset, last):
     assert torch.load(tmp_path / "checkpoint_last.pt")["extra_state"]["train_iterator"]["epoch"] == last + 1
 
 
+@pytest.mark.slow
 def test_a_second_training_has_a_best_score_of_its_own(corpus, tmp_path):
     """After a better training of the same process, too, the best checkpoint is written."""
     for name, rate in (("good", 0.01), ("bad", 1e-30)):
@@ -202,6 +203,7 @@ def test_a_second_training_has_a_best_score_of_its_own(corpus, tmp_path):
         assert (tmp_path / name / "checkpoint_best.pt").is_file()
 
 
+@pytest.mark.slow
 def test_a_best_figure_of_another_metric_is_not_compared(corpus, tmp_path):
     """A perplexity above the loss before it is no reason to lower the rate or to keep the best checkpoint."""
     options = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-shrink", 0.5, "--lr", 0.01, "--max-epoch"]
@@ -215,6 +217,7 @@ def test_a_best_figure_of_another_metric_is_not_compared(corpus, tmp_path):
     assert best["best"] == best["val_loss"] == last["early_stop"]["best"] > 5
 
 
+@pytest.mark.slow
 def test_a_plateau_is_counted_across_restarts(corpus, tmp_path):
     """Nothing improves enough, so the rate falls after every third validation."""
     options = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-patience", 1, "--lr-threshold", 10]
@@ -231,6 +234,7 @@ def test_a_plateau_is_counted_across_restarts(corpus, tmp_path):
     assert again == rates and len(set(rates.values())) > 1
 
 
+@pytest.mark.slow
 def test_updates_are_counted_without_the_optimizer_s_state(corpus, tmp_path):
     line = char_lm(corpus, tmp_path, "--no-save-optimizer-state")
     train(*line, "--max-update", 4)
@@ -269,7 +273,7 @@ def test_the_clock_goes_on(corpus, tmp_path):
     "limit, reason",
     [
         (("--max-update", 5), "--max-update 5"),
-        (STUCK, "--patience 3"),
+        pytest.param(STUCK, "--patience 3", marks=pytest.mark.slow),
     ],
 )
 def test_a_complete_training_makes_no_update(corpus, tmp_path, limit, reason):
@@ -310,6 +314,7 @@ def test_an_average_begins_with_a_checkpoint(corpus, tmp_path, source, before):
     assert not all(torch.equal(value, expected[key]) for key, value in last["model"].items())
 
 
+@pytest.mark.slow
 def test_an_average_of_every_third_update_goes_on(corpus, tmp_path):
     average = ["--store-ema", "--ema-decay", 0.5, "--ema-update-freq", 3, "--max-update"]
     train(*char_lm(corpus, tmp_path / "whole", *average, 7))
@@ -359,7 +364,9 @@ def test_translation_in_mid_epoch_with_other_batches_is_refused(tmp_path):
         train(*tiny_translation.lstm(data, tmp_path / "run", "--max-update", 9, "--max-tokens", 200, size=8))
 
 
-@pytest.mark.parametrize("options", [["--no-epoch-checkpoints"], ["--save-interval", 3]])
+@pytest.mark.parametrize(
+    "options", [pytest.param(["--no-epoch-checkpoints"], marks=pytest.mark.slow), ["--save-interval", 3]]
+)
 def test_an_interval_of_updates_as_long_as_an_epoch_is_saved(corpus, tmp_path, options):
     """An epoch has 22 updates."""
     line = char_lm(corpus, tmp_path / "run", *options, "--save-interval-updates", 11, "--max-update", 34)

@@ -108,6 +108,7 @@ def test_refusals_are_one_line(arguments, reason):
     assert reason in refusal(*arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_the_number_of_workers_is_asked_for():
     assert "there is no GPU here; for workers on the CPU pass --nproc N" in refusal(*RUN)

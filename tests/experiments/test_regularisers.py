@@ -27,6 +27,7 @@ def run(tmp_path_factory):
     return call
 
 
+@pytest.mark.slow
 def test_trials(run):
     line = run()
     assert line["width"] == 6 and len(line["valid"]) == 2 and line["valid"][1] < 2.5

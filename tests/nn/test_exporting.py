@@ -86,7 +86,7 @@ def test_a_compiled_pass_of_another_type_uses_torchs_products(cell, dtype, monke
     )
 
 
-@pytest.mark.parametrize("inner", ["hyper", "scaling"])
+@pytest.mark.parametrize("inner", [pytest.param("hyper", marks=pytest.mark.slow), "scaling"])
 def test_hooks_on_inner_modules_run_in_a_compiled_pass(inner):
     rnn, x, calls = _build("hyperlstm"), torch.randn(T, B, C), []
     getattr(rnn.stack.cells[0], inner).register_forward_hook(lambda module, inputs, output: calls.append(1))
@@ -114,12 +114,7 @@ def test_compiles_with_dropout_by_inductor(cell):
     "cell, backend",
     [
         *((cell, None) for cell in FUSED),
-        *(
-            (cell, "reference")
-            if cell == "elman"
-            else pytest.param(cell, "reference", marks=pytest.mark.slow)
-            for cell in CELLS
-        ),
+        *(pytest.param(cell, "reference", marks=pytest.mark.slow) for cell in CELLS),
     ],
 )
 def test_exports_with_any_length_and_batch(cell, backend):

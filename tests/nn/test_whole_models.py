@@ -168,6 +168,7 @@ def test_models_without_graphs_are_refused(tmp_path):
         export_model(build_model(task, cell="rhn", **sizes), tmp_path)
 
 
+@pytest.mark.slow
 def test_an_export_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     model, _ = tiny_translation.random_model(encoder_layers=1, decoder_layers=3)
     size = sum(weight.numel() * weight.element_size() for weight in model.encoder.parameters())

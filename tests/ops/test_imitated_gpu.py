@@ -49,11 +49,16 @@ def run_tests(*arguments, **variables) -> int:
     return int(re.search(r"(\d+) passed", said).group(1))
 
 
-def test_the_imitation_and_what_is_marked_gpu():
-    """In one process, which takes a while to start; of two narrow types one, and few of the largest cell."""
+# Of two narrow types one, few of the largest cell, and character models of some cells.
+QUICK = "(cases or not (reference or dtype1 or hyperrhn)) and not (test_char_lm and not (hyperlstm or gru))"
+
+
+@pytest.mark.parametrize("chosen", [QUICK, pytest.param("gpu", marks=pytest.mark.slow)], ids=["quick", "all"])
+def test_the_imitation_and_what_is_marked_gpu(chosen):
+    """In one process, which takes a while to start."""
     files = [TESTS / "ops" / f"test_{name}.py" for name in ("graphs", "decoding_graph", "backends")]
-    quick = ["-k", "cases or not (reference or dtype1 or hyperrhn)"]
-    assert run_tests("-m", "gpu", *quick, FOLDER / "cases.py", *files, "--rootdir", TESTS.parent) > 50
+    cases = ["-m", "gpu", "-k", chosen, FOLDER / "cases.py", *files]
+    assert run_tests(*cases, "--rootdir", TESTS.parent) > 40
 
 
 @pytest.mark.slow

@@ -58,13 +58,12 @@ def test_blocks_come_back_without_new_pages():
     assert kept and pages <= 320
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "environment",
     [
         {"RHHN_KEEP_MEMORY": "0"},
-        pytest.param(
-            {"RHHN_KEEP_MEMORY": "1", "MALLOC_ARENA_MAX": "2", "MALLOC_TOP_PAD_": "0"}, marks=pytest.mark.slow
-        ),
+        {"RHHN_KEEP_MEMORY": "1", "MALLOC_ARENA_MAX": "2", "MALLOC_TOP_PAD_": "0"},
     ],
 )
 def test_left_alone(environment):
@@ -72,6 +71,7 @@ def test_left_alone(environment):
     assert not kept and pages > 10_000
 
 
+@pytest.mark.slow
 def test_limited_address_space_is_not_reserved():
     code = (
         "import resource\nimport torch\n"

@@ -131,6 +131,7 @@ def test_a_training_saves_when_it_is_interrupted(corpus, uninterrupted, tmp_path
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
+@pytest.mark.slow
 def test_a_last_validation_is_made_up_for(corpus, tmp_path, monkeypatch):
     """end_where_complete: the next start makes no update, validates, and has the files of any other run."""
     monkeypatch.setenv("LOGLEVEL", "DEBUG")
@@ -163,7 +164,10 @@ def validations(log: Log) -> list[tuple]:
     return [tuple(record[name] for name in names) for record in records if "valid_loss" in record]
 
 
-@pytest.mark.parametrize("interval, pattern", [(None, "last update"), (7, "begin validation on")])
+@pytest.mark.parametrize(
+    "interval, pattern",
+    [(None, "last update"), pytest.param(7, "begin validation on", marks=pytest.mark.slow)],
+)
 def test_a_validation_is_made_up_for(corpus, tmp_path, monkeypatch, interval, pattern):
     """end_where_complete: with it, the run that goes on is the one that was not interrupted."""
     monkeypatch.setenv("LOGLEVEL", "DEBUG")

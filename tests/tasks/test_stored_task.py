@@ -124,7 +124,7 @@ def test_a_prefix_is_left_out_of_losses_and_of_their_count(criterion, place, tmp
     assert size == scored.sum()
 
 
-@pytest.mark.parametrize("task", ["char_lm", "synthetic"])
+@pytest.mark.parametrize("task", ["char_lm", pytest.param("synthetic", marks=pytest.mark.slow)])
 def test_averages_train_resume_and_evaluate(task, place, tmp_path):
     line = [*training(task, place), "--store-ema", "--ema-decay", 0.5, "--save-dir", tmp_path]
     works("train", *line)

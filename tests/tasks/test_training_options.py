@@ -45,6 +45,7 @@ def test_averages_are_computed_from_the_weights_of_every_update(folder, options,
         average = results
 
 
+@pytest.mark.slow
 def test_a_seed_of_the_average(folder):
     """A decay of 1 keeps it."""
     seed = trained(folder, "of_a_seed", "--store-ema", "--max-update", 2)["extra_state"]["ema"]
@@ -75,6 +76,7 @@ def test_what_is_taken_from_a_checkpoint(folder, options, batches, decay):
     assert steps == {7} and state["optimizer_history"][-1]["num_updates"] == 7
 
 
+@pytest.mark.slow
 def test_meters_are_reset(folder):
     state = torch.load(folder / "first" / "checkpoint_last.pt", weights_only=True)
     # Far more than these trainings take, however busy the machine is.

@@ -34,6 +34,7 @@ def test_each_validation_has_a_bleu_and_the_same_sentence(corpus, tmp_path):
     assert scores[-1] > 50 > scores[0] and shown[-1][1].split()[0] in tiny_translation.FRENCH
 
 
+@pytest.mark.slow
 def test_the_time_left_falls_to_zero(corpus, tmp_path):
     text = screen(corpus, tmp_path, "--no-eval-bleu", "--update-freq", 2)
     left = [float(minutes) for minutes in re.findall(r"train_inner.* minutes_left=([\d.]+)", text)]

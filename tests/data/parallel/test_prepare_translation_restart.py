@@ -161,6 +161,7 @@ except ZeroDivisionError:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux's /proc")
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     grown = []

@@ -174,6 +174,7 @@ def test_programs_of_any_instructions(pieces):
     check_survives(header() + b"\x80\x02" + b"".join(pieces) + b".")
 
 
+@pytest.mark.slow
 def test_large_answers_to_small_files():
     # One array of 3,000 bytes named 200,000 times.
     rows = np.zeros((500, 3), np.int16)
