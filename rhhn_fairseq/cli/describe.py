@@ -62,7 +62,11 @@ def known_architectures() -> list[str]:
 
     import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
 
-    own = {name for name, model in MODEL_REGISTRY.items() if hasattr(model, "for_vocabulary")}
+    own = {
+        name
+        for name, model in MODEL_REGISTRY.items()
+        if hasattr(model, "for_vocabulary") or hasattr(model, "for_problem")
+    }
     return sorted(own | architecture_rows().keys())
 
 
@@ -81,6 +85,8 @@ def build_empty(arch: str, vocab_size: int | None = None, cell: str | None = Non
     import torch
     from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 
+    from rhhn_fairseq.models.classifier_table import BASE_PROBLEM
+
     if arch not in known:
         hint = nearest(arch, known) or f"choose from {', '.join(known)}"
         raise UsageError(f"--arch {arch} is unknown, {hint}")
@@ -91,7 +97,7 @@ def build_empty(arch: str, vocab_size: int | None = None, cell: str | None = Non
         if hasattr(kind, "for_problem"):
             if vocab_size is not None:
                 raise UsageError(f"--arch {arch} reads numbers, it has no --vocab-size")
-            return kind.for_problem(config, row.problem)
+            return kind.for_problem(config, row.problem if row else BASE_PROBLEM)
         if vocab_size is None:
             if row is None:
                 raise UsageError(f"--arch {arch} stands in no table, give --vocab-size")

@@ -247,13 +247,15 @@ def handwriting(parser, options, name: str, argv: list[str]) -> None:
     from rhhn_fairseq.data.strokes.prepare import prepare, report
 
     text = "normalise dx and dy separately by mean and deviation, by one deviation for both, or not at all"
-    parser.add_argument("--normalise", choices=NORMALISATIONS, default="standard", help=text)
+    parser.add_argument("--normalise", choices=NORMALISATIONS, help=f"{text} (default: standard)")
     text = "take the normalisation of this prepared directory"
     parser.add_argument("--statistics-of", type=Path, metavar="DIR", help=text)
     make = options(parser, CleaningConfig)
     args = parser.parse_args(argv)
+    if args.normalise and args.statistics_of:
+        raise UsageError("--normalise has no effect beside --statistics-of, leave one of them out")
     dest, cleaning = args.dest or Path("data-bin") / name, read_fields(CleaningConfig, args)
-    arguments = (dest, cleaning, args.normalise, args.statistics_of, args.force)
+    arguments = (dest, cleaning, args.normalise or "standard", args.statistics_of, args.force)
     _run(lambda: prepare(make(args), *arguments), report, dest)
 
 

@@ -31,8 +31,10 @@ def main(argv=None) -> None:
         raise UsageError("give either a checkpoint or --pretrained")
     if args.prime is None and (args.prime_text is not None or args.prime_points is not None):
         raise UsageError("--prime-text and --prime-points need the line to read: give --prime")
-    if args.prime is None and (args.data is not None or args.y_up):
-        raise UsageError("--data and --y-up describe the line to read: give --prime")
+    if args.prime is None and args.data is not None:
+        raise UsageError("--data describes the line to read: give --prime")
+    if args.y_up and not str(args.prime).endswith(".npy"):
+        raise UsageError("--y-up describes a .npy file to read: give it as --prime")
 
     from rhhn_fairseq.generate.picture import MOST_COLUMNS, draw, output_paths
     from rhhn_fairseq.generate.strokes import WritingConfig, stroke_changes, write
@@ -41,7 +43,7 @@ def main(argv=None) -> None:
     config = WritingConfig(args.lines, args.points, args.bias, args.temperature, args.seed)
     if not 1 <= args.columns <= MOST_COLUMNS:
         raise UsageError(f"--columns {args.columns}: choose from 1 to {MOST_COLUMNS}")
-    paths = output_paths(args.output)
+    paths = output_paths(args.output, [args.prime])
     model, data = load(args.checkpoint or packaged(args.pretrained))
     prime = None
     if args.prime is not None:
@@ -84,7 +86,8 @@ def read_prime(
             is read and scaled as that directory's corpus was.
         data: that directory; None, or one that is gone, takes a file as it is.
         text: what is written there, None for the recorded text, if any.
-        points: how many of its first points to take, None for all. y_up: whether y grows upwards in the file.
+        points: how many of its first points to take, None for all.
+        y_up: whether y grows upwards in a ``.npy`` file; it does where the directory was prepared so.
 
     Raises:
         UsageError: there is no such line, or it cannot be read.
@@ -102,7 +105,9 @@ def read_prime(
             )
         manifest = None if data is None else STROKES.read(data)
         request = manifest["request"] if manifest else {"options": {}, "cleaning": {}}
-        line = read_line(Path(place), request["options"].get("first_row", "drawn"), y_up)
+        options = request["options"]
+        y_up = y_up or options.get("y_up", False)
+        line = read_line(Path(place), options.get("first_row", "drawn"), y_up)
         if manifest:
             config = CleaningConfig(**request["cleaning"] | {"min_points": 2, "max_points": 0})
             cleaned, _ = clean(line, config)
@@ -159,7 +164,11 @@ def parse_arguments(argv):
     )
     add("--prime-text", metavar="TEXT", help="text of the primed line (default: from the data)")
     add("--prime-points", type=int, metavar="N", help="read only the first N points of the primed line")
-    add("--y-up", action="store_true", help="y grows upwards in the .npy file of --prime")
+    add(
+        "--y-up",
+        action="store_true",
+        help="y grows upwards in the .npy file of --prime, as it may in the corpus of --data",
+    )
     add("--data", metavar="DIR", help="data directory of --prime (default: that of the training)")
     add("--columns", type=int, default=1, help="lines side by side in the picture (default: %(default)s)")
     add("--no-changes", action="store_true", help="do not draw how the weights change")

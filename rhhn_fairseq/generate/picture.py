@@ -1,7 +1,6 @@
 """Plots written lines: smooth strokes with their pen lifts, coloured by the change of the weights."""
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +8,8 @@ import numpy as np
 
 from rhhn_fairseq.data.strokes.points import to_strokes
 from rhhn_fairseq.data.strokes.store import StrokeSplit
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.extras import needed_for
-from rhhn_fairseq.files import replace_file
+from rhhn_fairseq.files import check_output, replace_file
 from rhhn_fairseq.generate.strokes import Written, stub
 from rhhn_fairseq.inspection.colours import colour_limit
 from rhhn_fairseq.inspection.plotting import COLOURS, LINE_COLOUR_MAP, Figure, encode, styled
@@ -37,18 +35,19 @@ MOST_COLUMNS = 20
 INK, PRIMED = "black", COLOURS[1]
 
 
-def output_paths(output: str | Path) -> list[Path]:
+def output_paths(output: str | Path, inputs: Iterable[str | None] = ()) -> list[Path]:
     """Returns the files of a picture: ``output`` if it ends in .svg or .png, else one with each ending.
 
     Raises:
-        UsageError: the folder does not exist.
+        UsageError: one of them cannot be written, see ``check_output``, or is one of the inputs.
     """
-    output = Path(output)
-    if not os.path.isdir(output.parent):
-        raise UsageError(f"--output {output}: there is no folder {output.parent}")
-    if output.suffix[1:].lower() in FORMATS:
-        return [output]
-    return [output.with_name(f"{output.name}.{kind}") for kind in FORMATS]
+    output, kinds = Path(output), [""]
+    if output.suffix[1:].lower() not in FORMATS:
+        kinds = [f".{kind}" for kind in FORMATS]
+    paths = [output.with_name(output.name + kind) for kind in kinds]
+    for path in paths:
+        check_output("--output", path, inputs)
+    return paths
 
 
 def column_changes(line: Written, columns: int = COLUMNS) -> np.ndarray:

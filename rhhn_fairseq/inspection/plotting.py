@@ -118,13 +118,17 @@ def check_picture(option: str, path: str | Path | None, inputs: Sequence = (), p
         page: whether it may be a page, too.
 
     Raises:
-        UsageError: it ends neither in .png nor in .svg (nor in .html), or it is one of the inputs.
+        UsageError: it ends neither in .png nor in .svg (nor in .html), it is one of the inputs, or its arrays
+            would replace those of something else.
     """
     if path is not None:
         if kind_of(path) not in ((*FORMATS, "html") if page else FORMATS):
             or_page = " or, for a page, in .html" if page else ""
             raise UsageError(f"{option} {path}: the name of a picture ends in .png or .svg{or_page}")
         check_output(option, path, inputs)
+        arrays = Path(path).with_suffix(".npz")
+        if arrays.exists() and not Path(path).exists():
+            raise UsageError(f"{option} {path}: its arrays would replace {arrays}, name another")
 
 
 def kind_of(path: str | Path) -> str:

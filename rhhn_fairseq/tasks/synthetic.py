@@ -23,6 +23,7 @@ from rhhn_fairseq.compat.recipes import typed_config
 from rhhn_fairseq.data.problems.generated import COPYING_INPUTS, Codes, GeneratedProblem, Problem
 from rhhn_fairseq.data.problems.images import STANDARD_SPLIT, T10K_SPLIT
 from rhhn_fairseq.data.problems.registry import OPTIONS, PROBLEMS, build_problem
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.tasks.carry import pass_seed
 from rhhn_fairseq.tasks.detaching import DetachingTask, DetachTaskConfig
 from rhhn_fairseq.tasks.dynamics import DynamicsTaskConfig, LogsDynamics
@@ -134,7 +135,9 @@ class SyntheticTaskConfig(DetachTaskConfig, DynamicsTaskConfig):
         low=0,
     )
     valid_examples: int = option(1000, help="generated problems: examples in valid and in test", low=1)
-    epoch_updates: int = option(1000, help="updates in an epoch of fresh training examples", low=1)
+    epoch_updates: int = option(
+        1000, help="generated problems: updates in an epoch of fresh training examples", low=1
+    )
     seed: int = II("common.seed")
     train_subset: str = II("dataset.train_subset")
     update_freq: List[int] = II("optimization.update_freq")
@@ -164,6 +167,11 @@ class SyntheticTask(CutsOwnBatches, LogsDynamics, DetachingTask, FairseqTask):
         cfg = typed_config(cfg, cls)
         cfg.check()
         problem = build_problem(cfg.problem, {option: getattr(cfg, option) for option in OPTIONS})
+        if not isinstance(problem, GeneratedProblem):
+            for name in ("train_examples", "valid_examples", "epoch_updates"):
+                if (value := getattr(cfg, name)) != getattr(SyntheticTaskConfig, name):
+                    flag = "--" + name.replace("_", "-")
+                    raise UsageError(f"{flag} {value} is for generated problems, not --problem {cfg.problem}")
         logger.info("%s: %d steps of %d numbers", cfg.problem, problem.steps, problem.input_size)
         task = cls(cfg, problem)
         # Invalid options are reported before a model is built.

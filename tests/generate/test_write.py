@@ -274,5 +274,5 @@ def test_output_paths(tmp_path):
     assert [path.name for path in output_paths(tmp_path / "v1.5")] == ["v1.5.svg", "v1.5.png"]
     assert output_paths(tmp_path / "a.png") == [tmp_path / "a.png"]
     assert output_paths(tmp_path / "a.SVG") == [tmp_path / "a.SVG"]
-    with pytest.raises(UsageError, match="there is no folder .*nowhere"):
+    with pytest.raises(UsageError, match="there is no directory .*nowhere"):
         output_paths(tmp_path / "nowhere" / "a")

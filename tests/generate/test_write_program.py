@@ -61,7 +61,7 @@ def test_primes(trained, tmp_path):
 def test_a_primed_file_is_read_and_scaled_as_the_corpus(tmp_path):
     rows = [random_rows(length) * (7, 7, 1) for length in (5, 6, 8)]
     np.savez(tmp_path / "lines.npz", **{name: [row] for name, row in zip(SPLITS, rows, strict=True)})
-    corpus = stroke3([tmp_path / "lines.npz"], first_row="moved")
+    corpus = stroke3([tmp_path / "lines.npz"], first_row="moved", y_up=True)
     prepare(corpus, tmp_path / "data", CleaningConfig(scale="step"))
     np.save(tmp_path / "new.npy", rows[2])
     line = read_prime(str(tmp_path / "new.npy"), str(tmp_path / "data"))
@@ -84,6 +84,8 @@ def test_the_program_writes(trained, tmp_path, capsys):
     assert written == [f"written: {output}.svg", f"written: {output}.png"]
     assert changes.startswith("the weights change by 0.0")
     first = output.with_suffix(".svg").read_bytes()
+    assert _program(trained / "plain.pt", *options, "--output", output, "--prime", f"{output}.svg") == 1
+    assert f"{output}.svg: is the file" in capsys.readouterr().err
     assert _program(trained / "plain.pt", *options, "--output", output) == 0
     assert output.with_suffix(".svg").read_bytes() == first
     # The strips of two lines, and the colour bar.
@@ -121,6 +123,7 @@ def test_the_program_refuses_in_one_line(trained, tmp_path, capsys):
     plain = trained / "plain.pt"
     assert "the model was trained without --window" in refused(plain, "--text", "a")
     assert "--text is missing" in refused(trained / "window.pt")
+    assert "--y-up describes a .npy file" in refused(plain, "--prime", "train:0", "--y-up")
     state = torch.load(plain, weights_only=True)
     state["cfg"]["model"]["_name"] = "char_lm"
     torch.save(state, trained / "other.pt")
@@ -147,3 +150,6 @@ def test_prepared_lines_are_drawn_in_a_grid(trained, tmp_path, capsys):
     ):
         with pytest.raises(UsageError, match=reason):
             plot.main(["strokes", str(trained / "data"), *options, *change])
+    output.unlink()
+    with pytest.raises(UsageError, match=r"its arrays would replace .*grid\.npz"):
+        plot.main(["strokes", str(trained / "data"), *options])

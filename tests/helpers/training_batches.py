@@ -33,7 +33,7 @@ def char_lm(cell, task):
 
 
 def problem(name, cell="lstm"):
-    values = dict(problem=name, seed=1, train_subset="train", update_freq=[1], epoch_updates=2)
+    values = dict(problem=name, seed=1, train_subset="train", update_freq=[1])
     task = SyntheticTask.setup_task(SyntheticTaskConfig(**values))
     model = Classifier(ClassifierConfig(cell=cell, hidden_size=8, **options_of(cell)), task.problem)
     task.load_dataset("train")

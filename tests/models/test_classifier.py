@@ -19,9 +19,10 @@ TINY_CELL = {"hyper_size": 4, "hyper_embed_size": 2, "rhn_depth": 2}
 
 
 def _task(problem="copying", **options):
-    values = {"problem": problem, "seed": 1, "train_subset": "train", "update_freq": [1], "epoch_updates": 6}
-    values |= {"length": 3} if problem in ("copying", "adding", "xor") else {}
-    return SyntheticTask.setup_task(SyntheticTaskConfig(**values | {"valid_examples": 10} | options))
+    values = {"problem": problem, "seed": 1, "train_subset": "train", "update_freq": [1]}
+    if problem in ("copying", "adding", "xor"):
+        values |= {"length": 3, "epoch_updates": 6, "valid_examples": 10}
+    return SyntheticTask.setup_task(SyntheticTaskConfig(**values | options))
 
 
 def _config(cell="lstm", **options):
@@ -95,6 +96,7 @@ def test_both_directions_of_the_last_layer_have_read_everything(layers, both):
     [
         ({"problem": "copy"}, "--problem copy is unknown"),
         ({"problem": "digits", "length": 9}, "--length 9 is not an option of --problem digits"),
+        ({"problem": "digits", "train_examples": 9}, "--train-examples 9 is for generated problems, not"),
         ({"h_detach_final": 0.1}, "--h-detach-final needs --detach-anneal-updates N"),
     ],
 )

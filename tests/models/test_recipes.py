@@ -65,6 +65,11 @@ def test_an_architecture_has_the_parameters_of_its_table(arch):
     assert row.source is None or f"figures:    {row.reported()}" in text
 
 
+def test_models_that_stand_in_no_table_are_described():
+    assert describe("classifier").startswith("classifier: Classifier\n")
+    assert describe("char_lm", 50).startswith("char_lm: ")
+
+
 GIVEN = [
     ("--lr=5e-4", {"lr": [5e-4], "optimizer": "adam", "clip_norm": 1.0}),
     ("--batch-size 3", {"batch_size": 3, "batch_size_valid": 3, "max_tokens": None}),

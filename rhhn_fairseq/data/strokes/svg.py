@@ -20,7 +20,8 @@ MOST_POINTS = 100_000
 def read_svg(file: Path) -> np.ndarray:
     """Returns the points [N, 3] of the outlines of a drawing, in its order, as ``from_strokes`` gives them.
 
-    Transformations are applied. Fills, texts and images are left out.
+    Transformations are applied. Fills, texts, images and what is hidden are left out: where a shape has a
+    stroke, those without one are fills.
 
     Raises:
         UsageError: the file is no SVG, has no outline, or repeats parts by <use>, which may multiply without
@@ -37,8 +38,10 @@ def read_svg(file: Path) -> np.ndarray:
     ):
         raise UsageError(f"{file}: has <use> elements; save it as plain SVG without clones")
     shapes = [shape for shape in SVG.parse(io.BytesIO(content)).elements() if isinstance(shape, Shape)]
+    shapes = [shape for shape in shapes if shape.values.get("visibility") != "hidden"]
+    stroked = [shape for shape in shapes if shape.stroke is not None and shape.stroke.value is not None]
     # Only ``abs`` applies a rotation to the points of a rectangle or circle.
-    outlines = [Outline(part) for shape in shapes for part in abs(Outline(shape)).as_subpaths()]
+    outlines = [Outline(part) for shape in stroked or shapes for part in abs(Outline(shape)).as_subpaths()]
     sides = np.array([box[1::2] for box in (outline.bbox() for outline in outlines) if box])
     longest = (float(np.ptp(sides)) if len(sides) else 0.0) / STEPS_OF_A_HEIGHT or 1.0
     strokes = []

@@ -312,6 +312,9 @@ def test_stroke3_files_without_splits(tmp_path, capsys):
 DRAWING = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 90 90">
 <g transform="translate(10 20) scale(2)"><path d="M0 0 a10 10 0 0 1 20 0 M30 0 v0"/></g>
 <polyline points="10,60 12,60 14,61"/><text>no stroke</text><line x1="0" y1="48" x2="0" y2="72"/></svg>"""
+# The same with strokes, on a page, and beside a line that is hidden.
+PAGE = '<rect width="90" height="90" fill="white" stroke="none"/><path d="M0 0L9 9" visibility="hidden"/>'
+ON_PAGE = DRAWING.replace('90 90">', f'90 90"><g stroke="black">{PAGE}').replace("</svg>", "</g></svg>")
 
 
 def test_stroke3_reads_svg(tmp_path):
@@ -336,6 +339,8 @@ def test_stroke3_reads_svg(tmp_path):
         text for name in ("train", "valid", "test") for text in StrokeSplit(tmp_path / "data", name).texts
     ]
     assert sorted(filter(None, texts)) == ["an arch"]
+    (tmp_path / "page.svg").write_text(ON_PAGE)
+    np.testing.assert_allclose(read_svg(tmp_path / "page.svg"), points, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -424,6 +429,7 @@ def test_statistics_of_another_directory(tmp_path, capsys):
     capsys.readouterr()
     assert run(*made, tmp_path / "one") == 0
     assert capsys.readouterr().out.startswith("already prepared")
+    assert "--normalise has no effect" in error_of(capsys, *made, tmp_path / "one", "--normalise", "none")
 
 
 def test_real_kanji(data_dir, tmp_path, capsys):
