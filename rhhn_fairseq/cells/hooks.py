@@ -71,4 +71,5 @@ def take_scaling(cells: Sequence[Cell]) -> Iterator[list[Tensor]]:
             vectors.append(torch.cat([taken.detach() for taken in cell.taken]).transpose(1, 2))
     finally:
         for cell in cells:
-            del cell.taken
+            # Code that torch.compile makes cannot delete it.
+            cell.taken = None

@@ -208,7 +208,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
     def extra_repr(self) -> str:
         cell = self.stack.cells[0].config
         # The cell's input and its option of this name include the condition.
-        own = {"input_size": self.input_size} | ({"hyper_context": 0} if self.context_size else {})
+        own = {"input_size": self.input_size}
+        own |= {"hyper_context": 0} if hasattr(cell, "hyper_context") else {}
         words = [describe_config(dataclasses.replace(cell, **own))]
         if self.proj_size:
             # To the cell, what is projected is its memory.
@@ -345,7 +346,7 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         has not begun, so its first step is that of a sequence without a state."""
         if not self.stack.cells[0].begins or self.bidirectional or torch.compiler.is_exporting():
             return resets_TB
-        new_B = torch.stack([(entry == 0).all(-1) for entry in starts[0]]).all(0)
+        new_B = torch.stack([(entry == 0).all(-1) for start in starts for entry in start]).all(0)
         is_read = not torch.compiler.is_compiling() and gemm.transformation() is None
         if is_read and not torch.jit.is_tracing() and not bool(new_B.any()):
             return resets_TB

@@ -358,6 +358,8 @@ def test_torchs_defaults_may_be_passed():
 def test_a_layer_is_shown_as_it_is_built():
     """Its cell has other sizes: a projected memory, or a condition beside the input."""
     assert repr(layers.LSTM(C, H, proj_size=2)).startswith("LSTM(4, 6, proj_size=2, state=")
+    shown = repr(layers.LSTM(C, H, context_size=2, context_to="both"))
+    assert shown == "LSTM(4, 6, layer_norm=False, context_size=2, context_to='both', state=(h 6, c 6))"
     shown = repr(layers.HyperRHN(C, H, rhn_depth=2, hyper_size=3, context_size=2, lstm_state=False))
     assert shown.startswith("HyperRHN(4, 6, rhn_depth=2, hyper_size=3, context_size=2, context_to='hyper', ")
 

@@ -94,6 +94,10 @@ def test_a_sequence_that_begins_in_a_later_chunk_skips_its_first_step(kind):
     second, state = rnn(_x()[5:], state, mask=mask[5:])
     _close((torch.cat((first, second)), *_entries(state)), (whole, *_entries(last)))
     zeros, (y, last) = rnn.zero_state(B), rnn(_x())
+    # A sequence has begun if any of its layers has.
+    upper = tuple(entry.clone() for entry in _entries(zeros))
+    upper[0][1] = 1.0
+    assert not torch.equal(rnn(_x(), upper if len(upper) > 1 else upper[0])[0], y)
     assert not torch.equal(_build(kind, num_layers=2, rhn_depth=2, lstm_state=False)(_x())[0], y)
     _close(rnn(_x(), zeros)[0], y)
     _close(rnn(pack_padded_sequence(_x(), torch.tensor([T] * B)), zeros)[1], last)

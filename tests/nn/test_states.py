@@ -189,6 +189,9 @@ def test_the_scaling_vectors_of_a_pass(cell, monkeypatch):
             out, _ = inner(out)
         torch.testing.assert_close(own[0], vectors[0][:, 0], rtol=0, atol=1e-6)
     assert rnn(x[0], return_scaling=True)[2][0].shape == scaling[0][0].shape
+    torch._dynamo.reset()
+    compiled = torch.compile(rnn, fullgraph=True, backend="eager")(x, lengths=lengths, return_scaling=True)
+    torch.testing.assert_close((compiled[0], compiled[2]), (y, scaling), rtol=0, atol=1e-6)
     # Where CUDA graphs would pad the length.
     select = backends.select
     monkeypatch.setattr(backends, "select", lambda request: select(request)._replace(records=True))

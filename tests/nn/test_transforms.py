@@ -200,9 +200,10 @@ def test_a_pruned_list_follows_its_weights(cell, weights):
         torch.testing.assert_close(found, gradient * pruned.get_buffer("0_mask"), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "ln_lstm", "hyperrhn"])
+@pytest.mark.parametrize("cell", ["lstm", "ln_lstm", "hyperrhn", "hyperlstm"])
 def test_batched_gradients(cell):
-    rnn, x = _build(cell, num_layers=2, bidirectional=True), _x(T, B, C)
+    ranks = {"hyper_rank": 2} if "hyper_rank" in cell_options(cell) else {}
+    rnn, x = _build(cell, num_layers=2, bidirectional=True, **ranks), _x(T, B, C)
 
     def last(x):
         return rnn(x, lengths=[T, 3, 1])[0][-2, 0]

@@ -36,13 +36,16 @@ class _RankScaled(torch.autograd.Function):
         a, b = _vectors(s.shape[-1], first, hyper, weight_z, bias_z)
         g = _in_blocks(gradients[0].unsqueeze(1), b)
         inputs = s.unsqueeze(1) * a
-        d_products = (g * b.unsqueeze(2)).flatten(2)
+        # Batched gradients have no rule for flatten and unflatten.
+        d_products = (g * b.unsqueeze(2)).reshape(*inputs.shape[:2], weight.shape[1])
         db = (g * _in_blocks(inputs @ weight, b)).sum(2)
         d_inputs = d_products @ weight.mT
         ds = (d_inputs * a).sum(1)
-        d_weight = inputs.flatten(0, 1).mT @ d_products.flatten(0, 1)
+        d_weight = inputs.reshape(-1, s.shape[1]).mT @ d_products.reshape(-1, weight.shape[1])
         da = d_inputs[:, 1:] * s.unsqueeze(1)
-        dz = torch.cat((da.flatten(1), db[:, 1:].flatten(1)), dim=1)
+        dz = torch.cat(
+            [part.reshape(len(part), part.shape[1] * part.shape[2]) for part in (da, db[:, 1:])], dim=1
+        )
         return ds, d_weight, db[:, 0], dz @ weight_z.mT, hyper.mT @ dz, dz.sum(0)
 
 
@@ -59,7 +62,8 @@ def _vectors(
 
 def _in_blocks(products_BdG: Tensor, b_BdK: Tensor) -> Tensor:
     """Views products [B, d, G] as [B, d, G / K, K]: the same b_i scales every block."""
-    return products_BdG.unflatten(-1, (-1, b_BdK.shape[-1]))
+    G, K = products_BdG.shape[-1], b_BdK.shape[-1]
+    return products_BdG.reshape(*products_BdG.shape[:-1], G // K, K)
 
 
 def rank_scaled(
