@@ -6,14 +6,11 @@ cd "$(dirname "$0")/.."
 # Every build of the kernels, because they are compared with one another.
 export RHHN_NATIVE=all
 bash scripts/install.sh dev
-# Without compiled files kept on disk, every process of the tests would compile torch and fairseq anew. One does it
-# for all of them while the code is checked.
-unset PYTHONDONTWRITEBYTECODE
-.venv/bin/python -c 'import fairseq_cli.hydra_train, rhhn_fairseq.plugin, torch._dynamo' &
 .venv/bin/python -m ruff check .
 .venv/bin/lint-imports --no-logo
 .venv/bin/python -m mypy
-wait
+# Without compiled files kept on disk, every process of the tests would compile torch and fairseq anew.
+unset PYTHONDONTWRITEBYTECODE
 # One thread a process: two cores serve two processes better than threads that wait for each other.
 export OMP_NUM_THREADS=1
 # Files in the order of tests/conftest.py, the longest first, in place of those with most tests first.

@@ -167,7 +167,7 @@ def parse_arguments(argv):
     add(
         "--y-up",
         action="store_true",
-        help="y grows upwards in the .npy file of --prime, as it may in the corpus of --data",
+        help="y grows upwards in the .npy file of --prime (default: as in the data)",
     )
     add("--data", metavar="DIR", help="data directory of --prime (default: that of the training)")
     add("--columns", type=int, default=1, help="lines side by side in the picture (default: %(default)s)")
