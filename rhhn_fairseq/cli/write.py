@@ -164,11 +164,7 @@ def parse_arguments(argv):
     )
     add("--prime-text", metavar="TEXT", help="text of the primed line (default: from the data)")
     add("--prime-points", type=int, metavar="N", help="read only the first N points of the primed line")
-    add(
-        "--y-up",
-        action="store_true",
-        help="y grows upwards in the .npy file of --prime (default: as in the data)",
-    )
+    add("--y-up", action="store_true", help="y grows upwards in a .npy file (default: as in the data)")
     add("--data", metavar="DIR", help="data directory of --prime (default: that of the training)")
     add("--columns", type=int, default=1, help="lines side by side in the picture (default: %(default)s)")
     add("--no-changes", action="store_true", help="do not draw how the weights change")
