@@ -1,6 +1,5 @@
 """The layers: one class for each cell in the registry."""
 
-from rhhn_fairseq.cells.hyper import HyperConfig
 from rhhn_fairseq.cells.registry import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.nn.describing import STACK
@@ -18,12 +17,25 @@ class LSTM(RecurrentLayer):
     cell = "lstm"
     state_names = ("h", "c")
 
-    def __init__(self, input_size: int, hidden_size: int, *arguments, proj_size: int = 0, **options):
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        *arguments,
+        **options,
+    ):
         if not isinstance(proj_size, int) or not 0 <= proj_size < max(1, hidden_size):
             raise UsageError(f"LSTM: proj_size={proj_size!r} is not possible, it must be below hidden_size")
         if proj_size:
             self.cell, options["memory_size"] = "projected_lstm", hidden_size
-        super().__init__(input_size, proj_size or hidden_size, *arguments, **options)
+        shared = (num_layers, bias, batch_first, dropout, bidirectional, 0, *arguments)
+        super().__init__(input_size, proj_size or hidden_size, *shared, **options)
         self.hidden_size, self.proj_size = hidden_size, proj_size
         self.options.pop("memory_size", None)
 
@@ -106,12 +118,11 @@ class Hyper(RecurrentLayer):
     cell = "hyper"
 
     def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        config = self.stack.cells[0].config
-        assert isinstance(config, HyperConfig)
-        main, inner = (layer_of(name).state_names for name in (config.main_cell, config.hyper_cell))
+        cells = cell_options(self.cell) | options
+        main, inner = (layer_of(str(cells[part])).state_names for part in ("main_cell", "hyper_cell"))
         # The states of a cell of another package have no names.
         self.state_names = (*main, *(f"hyper_{name}" for name in inner)) if main and inner else ()
+        super().__init__(*arguments, **options)
 
 
 class RHN(RecurrentLayer):

@@ -66,6 +66,7 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        proj_size: int = 0,
         device=None,
         dtype: torch.dtype | None = None,
         **options,
@@ -81,7 +82,7 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             raise UsageError(f"{name}: context_to={self.context_to!r} is unknown, choose from hyper, both")
         pair = bool(lstm_state) if lstm_state is None else lstm_state
         switches = dict(bias=bias, batch_first=batch_first, bidirectional=bidirectional, lstm_state=pair)
-        check_arguments(name, options.pop("proj_size", 0), switches, num_layers, dropout, dtype)
+        check_arguments(name, proj_size, switches, num_layers, dropout, dtype)
         if dropout and num_layers == 1:
             warnings.warn(
                 f"{name}: dropout={dropout} acts between layers, and num_layers=1 leaves none", stacklevel=2
@@ -310,7 +311,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             # It depends on all weights, so that a script may go backward from it.
             total = sum((weight.sum() for weight in self.parameters()), self._weight.sum())
             y = x_TBC.new_zeros(T, 0, self.stack.output_size) + total
-            return y.transpose(0, 1) if self.batch_first else y, self.zero_state(0, x_TBC.device, x_TBC.dtype)
+            state = map_state(total.add, self.zero_state(0, x_TBC.device, x_TBC.dtype))
+            return y.transpose(0, 1) if self.batch_first else y, state
         mask, resets = self._positions(mask, is_batched), self._positions(resets, is_batched)
         if lengths is not None:
             mask = self._mask_of(lengths, T, B, x_TBC.device)

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 import rhhn_fairseq.nn as layers
 from rhhn_fairseq.cells import CELLS, cell_options
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.nn.interchange import SHARED
 from rhhn_fairseq.nn.states import join_entries
 
 C, H, T, B = 4, 6, 7, 3
@@ -353,6 +354,11 @@ def test_impossible_options_are_refused(options, reason):
 
 def test_torchs_defaults_may_be_passed():
     assert repr(layers.LSTM(C, H, bias=True, proj_size=0)) == repr(layers.LSTM(C, H))
+    arguments = (C, H, 2, False, True, 0.1, True, 2, "cpu", torch.float64)
+    ours, theirs = layers.LSTM(*arguments), torch.nn.LSTM(*arguments)
+    assert [getattr(ours, name) for name in SHARED] == [getattr(theirs, name) for name in SHARED]
+    assert ours(torch.zeros(B, T, C).double())[0].shape == (B, T, 4)
+    assert repr(layers.GRU(C, H, 1, True, False, 0.0, False, 0, "cpu")) == repr(layers.GRU(C, H))
 
 
 def test_a_layer_is_shown_as_it_is_built():

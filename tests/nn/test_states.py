@@ -90,8 +90,9 @@ def test_an_empty_batch_has_an_empty_output():
         (y, (h, c)), (y_torch, (h_torch, _)) = (
             module(C, H, **options)(torch.zeros(shape)) for module in (layers.LSTM, nn.LSTM)
         )
-        y.sum().backward()
+        (y.sum() + h.sum() + c.sum()).backward()
         assert y.shape == y_torch.shape and h.shape == c.shape == h_torch.shape
+        assert h.requires_grad and c.requires_grad
     layers.MogrifierLSTM(C, H)(torch.zeros(T, 0, C))[0].sum().backward()
 
 
@@ -127,6 +128,8 @@ def test_a_learned_state_starts_calls_without_one(tmp_path):
 def test_a_pair_that_is_no_h_and_c_is_noticed():
     with pytest.warns(UserWarning, match=r"HyperRHN: the state is \(s, e\), no \(h, c\).*lstm_state=True"):
         layers.HyperRHN(C, H)
+    with pytest.warns(UserWarning, match=r"Hyper: the state is \(h, hyper_h\), no \(h, c\)"):
+        layers.Hyper(C, H, main_cell="gru", hyper_cell="gru")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # What is neither a pair nor another one's, and what somebody has asked for.
