@@ -58,6 +58,7 @@ class MogrifierLSTM(GatedCell):
     """Mogrifier LSTM; see the module's docstring. State: (h [B, H], c [B, H])."""
 
     config: MogrifierConfig
+    affine_weights = ("weight_x", "weight_h", "weight_rounds", "weight_up")
     recurrent_weights = ("weight_h", "weight_rounds")
 
     def __init__(self, config: MogrifierConfig):

@@ -261,6 +261,7 @@ def test_quantised_weights_stay_near(cell):
     assert sum(each.numel() for each in names.values()) < share * sum(
         each.numel() for each in rnn.parameters()
     )
+    assert not any("weight_rounds" in name for name in names)
     assert rnn.training and not quantised.training
     assert any(parameter.requires_grad for parameter in rnn.parameters())
 
