@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from experiments.hopfield import Hopfield, capacity_curve, flip
+from experiments.ngram import NGrams
 from rhhn_fairseq.cells import build_cell
 from rhhn_fairseq.data.problems.generated import Adding, TemporalXor
 from rhhn_fairseq.data.text.corpora import stdlib
@@ -21,7 +22,6 @@ from rhhn_fairseq.data.text.words import prompt_indices
 from rhhn_fairseq.files import replace_file
 from rhhn_fairseq.generate.characters import SamplingConfig, generate
 from rhhn_fairseq.inspection.gradients import gradient_flow
-from rhhn_fairseq.inspection.ngram import NGrams
 from rhhn_fairseq.inspection.plotting import add_legend, colour_of, encode, literal, new_figure, styled
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.nn import CharacterNetwork, detach_state, from_pretrained, layer_of, packaged

@@ -27,7 +27,6 @@ COMMANDS = {
     "demo": "a page that shows text and handwriting as a model generates them",
     "score": "BLEU and chrF of translations",
     "plot": "plot training curves, weights, gradients and attention",
-    "ngram": "n-grams with Kneser-Ney smoothing, as a baseline",
     "average": "average the weights of checkpoints",
     "convert": "convert checkpoints to safetensors and back",
     "describe": "layers, shapes and parameter count of an architecture",

@@ -34,7 +34,7 @@ class LSTM(RecurrentLayer):
             raise UsageError(f"LSTM: proj_size={proj_size!r} is not possible, it must be below hidden_size")
         if proj_size:
             self.cell, options["memory_size"] = "projected_lstm", hidden_size
-        shared = (num_layers, bias, batch_first, dropout, bidirectional, 0, *arguments)
+        shared = (num_layers, bias, batch_first, dropout, bidirectional, *arguments)
         super().__init__(input_size, proj_size or hidden_size, *shared, **options)
         self.hidden_size, self.proj_size = hidden_size, proj_size
         self.options.pop("memory_size", None)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from helpers import script_cli
 
+from experiments.ngram import FALLBACK, NGrams, estimate_discounts, main
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.inspection.ngram import FALLBACK, NGrams, estimate_discounts
 
 
 def random_text(length, symbols, seed):
@@ -104,7 +104,7 @@ def prepared(tmp_path):
 
 def test_command_scores_every_symbol(prepared, tmp_path, capsys):
     report = tmp_path / "ngram.json"
-    script_cli.load("ngram").main([str(prepared), "--max-order", "5", "--json", str(report)])
+    main([str(prepared), "--max-order", "5", "--json", str(report)])
     printed = capsys.readouterr().out
     figures = json.loads(report.read_text())
     assert [row["order"] for row in figures["orders"]] == [1, 2, 3, 4, 5]
@@ -119,4 +119,4 @@ def test_a_split_of_unknown_symbols_is_refused(tmp_path):
     options = ["--train", str(tmp_path / "a"), "--valid", str(tmp_path / "z"), "--test", str(tmp_path / "a")]
     script_cli.load("prepare").main(["text", *options, "--dest", str(tmp_path / "data")])
     with pytest.raises(UsageError, match="no symbol of the split valid occurs in the training text"):
-        script_cli.load("ngram").main([str(tmp_path / "data"), "--max-order", "2"])
+        main([str(tmp_path / "data"), "--max-order", "2"])

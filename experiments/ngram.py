@@ -1,30 +1,32 @@
-"""Character n-grams with interpolated modified Kneser-Ney smoothing (Chen and Goodman 1998, section 3).
+"""Trains and scores character n-grams with modified Kneser-Ney smoothing (Chen and Goodman 1998, section 3).
 
-With c the count of an n-gram at the highest order, and at lower orders the number of different symbols that
-precede it (Kneser and Ney 1995)::
+Examples:
+  python -m experiments.ngram data-bin/ptb
+  python -m experiments.ngram data-bin/ptb --max-order 8 --splits test --json ngram.json
 
-    p_n(w | h)  = (c(h w) - D(c(h w))) / c(h)  +  gamma(h) p_{n-1}(w | h')
-    gamma(h)    = (D1 N1(h) + D2 N2(h) + D3 N3+(h)) / c(h)
-    p_n(w | h)  = p_{n-1}(w | h')  if h was never seen;         p_0 = 1 / V
-
-c(h) is the sum of c(h w) over w, and h' is h without its first symbol. D(c) is 0 for c = 0, else D1, D2 or D3
-for counts of 1, 2, and 3 or more::
-
-    Y = n1 / (n1 + 2 n2),   D1 = 1 - 2 Y n2 / n1,   D2 = 2 - 3 Y n3 / n2,   D3 = 3 - 4 Y n4 / n3
-
-from the numbers n1 to n4 of n-grams that have these counts. Low orders of characters have no rare n-grams,
-so these estimates do not exist; D is then (1/2, 1, 3/2), as in KenLM.
-
-All orders share their lower orders, so one pass over a text gives the probabilities by every order.
+Each order is trained on the training text and scores every known symbol of the other splits in order, as the
+networks do under the protocol carry. Nothing is tuned, so the valid split is as unseen as the test split.
 """
 
+import json
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
+from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.cli.parsers import make_parser
+from rhhn_fairseq.data.text.stream import open_stream
+from rhhn_fairseq.data.text.words import load_vocabulary
 from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.files import check_output, replace_file
 
+# Beyond this, characters repeat themselves: each further order costs memory and changes nothing.
+HIGHEST_ORDER = 32
 UNSEEN = -1
 FALLBACK = (0.5, 1.0, 1.5)
 
@@ -61,6 +63,23 @@ class Order:
 
 class NGrams:
     """Kneser-Ney models of all orders up to ``order``.
+
+    With c the count of an n-gram at the highest order, and at lower orders the number of different symbols
+    that precede it (Kneser and Ney 1995), they are interpolated::
+
+        p_n(w | h)  = (c(h w) - D(c(h w))) / c(h)  +  gamma(h) p_{n-1}(w | h')
+        gamma(h)    = (D1 N1(h) + D2 N2(h) + D3 N3+(h)) / c(h)
+        p_n(w | h)  = p_{n-1}(w | h')  if h was never seen;         p_0 = 1 / V
+
+    c(h) is the sum of c(h w) over w, and h' is h without its first symbol. D(c) is 0 for c = 0, else D1, D2
+    or D3 for counts of 1, 2, and 3 or more::
+
+        Y = n1 / (n1 + 2 n2),   D1 = 1 - 2 Y n2 / n1,   D2 = 2 - 3 Y n3 / n2,   D3 = 3 - 4 Y n4 / n3
+
+    from the numbers n1 to n4 of n-grams that have these counts. Low orders of characters have no rare
+    n-grams, so these estimates do not exist; D is then (1/2, 1, 3/2), as in KenLM.
+
+    All orders share their lower orders, so one pass over a text gives the probabilities by every order.
 
     Args:
         text: the training text, integers [T] in [0, V).
@@ -164,3 +183,91 @@ def find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Returns the index of each number among ascending keys, ``UNSEEN`` if it is not among them."""
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[place] == wanted, place, UNSEEN)
+
+
+def main(argv=None) -> None:
+    parser = make_parser("", __doc__)
+    parser.prog = "python -m experiments.ngram"
+    parser.add_argument("data", metavar="DATA", help="directory of a prepared corpus")
+    parser.add_argument(
+        "--max-order", type=int, default=12, metavar="N", help="score orders 1 to N (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--splits",
+        nargs="+",
+        default=["valid", "test"],
+        metavar="SPLIT",
+        help="splits to score (default: valid test)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
+    args = parser.parse_args(argv)
+    if not 1 <= args.max_order <= HIGHEST_ORDER:
+        raise UsageError(f"--max-order {args.max_order} is not from 1 to {HIGHEST_ORDER}")
+
+    check_output("--json", args.json, Path(args.data).glob("*"))
+    started = time.perf_counter()
+    report = score(args.data, args.splits, args.max_order)
+    report["seconds"] = round(time.perf_counter() - started, 1)
+    print_report(report)
+    if args.json is not None:
+        with replace_file(args.json) as file:
+            file.write(json.dumps(report, indent=1).encode() + b"\n")
+        print(f"written: {args.json}")
+
+
+def score(directory: str, splits: list[str], highest: int) -> dict:
+    """Returns the bits per character of the orders 1 to ``highest`` on every split, ready for JSON.
+
+    Raises:
+        UsageError: a file is missing or damaged, the training text has unknown symbols, or a split has only
+            such.
+    """
+    vocabulary = load_vocabulary(directory)
+    entries = vocabulary.model_indices()
+    # Symbols as numbers in [0, V), and -1 for unknown ones.
+    number = np.full(max(len(vocabulary), int(entries.max()) + 1), -1, dtype=np.int64)
+    number[entries] = np.arange(len(entries))
+    train, *texts = (
+        number[np.asarray(open_stream(Path(directory) / split, len(number)))] for split in ("train", *splits)
+    )
+    if (train < 0).any():
+        raise UsageError(f"{directory}: the training text has unknown symbols, expected none")
+    for split, text in zip(splits, texts, strict=True):
+        if not (text >= 0).any():
+            raise UsageError(f"{directory}: no symbol of the split {split} occurs in the training text")
+    with tqdm(total=1 + len(texts), desc="n-grams", unit="text", disable=None, leave=False) as progress:
+        model = NGrams(train, len(entries), highest)
+        progress.update()
+        rows = [
+            {"order": n + 1, "ngrams": len(order.keys), "bpc": {}} for n, order in enumerate(model.orders)
+        ]
+        for name, text in zip(splits, texts, strict=True):
+            for row, probability in zip(rows, model.probabilities(text), strict=True):
+                row["bpc"][name] = float(-np.log2(probability[text >= 0]).mean())
+            progress.update()
+    scored = [{"symbols": len(text), "scored": int((text >= 0).sum())} for text in texts]
+    return {
+        "corpus": vocabulary.corpus or directory,
+        "symbols": len(entries),
+        "train": len(train),
+        "splits": dict(zip(splits, scored, strict=True)),
+        "orders": rows,
+    }
+
+
+def print_report(report: dict) -> None:
+    """Prints the figures as a table, and the data they refer to."""
+    splits = report["splits"]
+    print(f"{report['corpus']}; {report['train']:,} symbols to train on, {report['symbols']} different ones")
+    print("order      n-grams" + "".join(f"{name + ' bpc':>13}" for name in splits))
+    for row in report["orders"]:
+        bits = "".join(f"{row['bpc'][name]:13.4f}" for name in splits)
+        print(f"{row['order']:5d} {row['ngrams']:12,d}{bits}")
+    for name, split in splits.items():
+        share = 100 * split["scored"] / split["symbols"]
+        print(f"{name}: {split['scored']:,} of {split['symbols']:,} symbols scored ({share:.2f} %)")
+    print(f"{report['seconds']} s")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
