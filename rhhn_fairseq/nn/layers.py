@@ -17,25 +17,15 @@ class LSTM(RecurrentLayer):
     cell = "lstm"
     state_names = ("h", "c")
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        proj_size: int = 0,
-        *arguments,
-        **options,
-    ):
+    def __init__(self, input_size: int, hidden_size: int, *arguments, proj_size: int = 0, **options):
+        if len(arguments) > 5:
+            # The eighth argument of torch.nn.LSTM.
+            proj_size, arguments = arguments[5], (*arguments[:5], *arguments[6:])
         if not isinstance(proj_size, int) or not 0 <= proj_size < max(1, hidden_size):
             raise UsageError(f"LSTM: proj_size={proj_size!r} is not possible, it must be below hidden_size")
         if proj_size:
             self.cell, options["memory_size"] = "projected_lstm", hidden_size
-        shared = (num_layers, bias, batch_first, dropout, bidirectional, *arguments)
-        super().__init__(input_size, proj_size or hidden_size, *shared, **options)
+        super().__init__(input_size, proj_size or hidden_size, *arguments, **options)
         self.hidden_size, self.proj_size = hidden_size, proj_size
         self.options.pop("memory_size", None)
 
