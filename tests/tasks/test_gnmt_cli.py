@@ -91,7 +91,7 @@ def test_training_and_generation_by_both_tasks(corpus, trained):
     plain = _generate(corpus, path=path, task="translation").stdout
     assert len(_hypotheses(ours)) == 12
     # Without options of its own the task searches as fairseq does. It sums the scores of the positions, where
-    # fairseq keeps a running sum; on an Intel Xeon with AMX, 2 of 12 differ by a unit in the last place (6e-8).
+    # fairseq keeps a running sum: on an Intel Xeon with AMX, 2 of 12 differ in their last place (6e-8).
     assert _hypotheses(ours) == _hypotheses(plain)
     both = ([float(line.split("\t")[0]) for line in _lines(output, "H")] for output in (ours, plain))
     assert next(both) == pytest.approx(next(both), rel=2.4e-7, abs=0)
