@@ -22,9 +22,10 @@ from fairseq import utils
 from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
-    LabelSmoothedCrossEntropyCriterionConfig,
     label_smoothed_nll_loss,
 )
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import II
 from torch import Tensor
 
 import rhhn_fairseq.plugin  # noqa: F401  (registers the models)
@@ -92,10 +93,12 @@ def _open(path: Path) -> tuple[np.ndarray, Tensor]:
 
 
 @dataclass
-class MutualConfig(LabelSmoothedCrossEntropyCriterionConfig):
+class MutualConfig(FairseqDataclass):
     """Options of the criterion."""
 
+    label_smoothing: float = field(default=0.0, metadata={"help": "epsilon of label smoothing"})
     peer_weight: float = field(default=0.5, metadata={"help": "share of the other training's predictions"})
+    sentence_avg: bool = II("optimization.sentence_avg")
 
 
 @register_criterion("mutual", dataclass=MutualConfig)

@@ -66,3 +66,12 @@ def test_other_batches_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(mutual, "LARGEST", 100)
     with pytest.raises(RuntimeError, match="the other training reads another batch"):
         _losses(tmp_path, (torch.tensor([[2, 5, PAD], [6, 3, 4]]), torch.tensor([[2, 5, PAD], [6, 3, 2]])))
+
+
+def test_each_has_its_own_seed(monkeypatch):
+    drawn = []
+    for rank in (0, 1, 1):
+        monkeypatch.setattr(mutual, "RANK", rank)
+        with mutual.OwnSeed(1):
+            drawn.append(torch.rand(1).item())
+    assert drawn[0] != drawn[1] == drawn[2]

@@ -90,7 +90,7 @@ def test_an_empty_batch_has_an_empty_output():
         (y, (h, c)), (y_torch, (h_torch, _)) = (
             module(C, H, **options)(torch.zeros(shape)) for module in (layers.LSTM, nn.LSTM)
         )
-        (y.sum() + h.sum() + c.sum()).backward()
+        y.sum().backward()
         assert y.shape == y_torch.shape and h.shape == c.shape == h_torch.shape
         assert h.requires_grad and c.requires_grad
     layers.MogrifierLSTM(C, H)(torch.zeros(T, 0, C))[0].sum().backward()
