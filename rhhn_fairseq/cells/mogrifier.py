@@ -59,7 +59,6 @@ class MogrifierLSTM(GatedCell):
 
     config: MogrifierConfig
     affine_weights = ("weight_x", "weight_h", "weight_rounds", "weight_up")
-    recurrent_weights = ("weight_h", "weight_rounds")
 
     def __init__(self, config: MogrifierConfig):
         super().__init__(config)
@@ -73,6 +72,8 @@ class MogrifierLSTM(GatedCell):
             self.weight_rounds.append(torch.empty(read, k or changed))
             if k:
                 self.weight_up.append(torch.empty(k, changed))
+        # The matrices of the even rounds read x.
+        self.recurrent_weights = ("weight_h", *(f"weight_rounds.{i}" for i in range(0, config.rounds, 2)))
         for weight in (*self.weight_rounds, *self.weight_up):
             glorot_(weight)
         glorot_(self.weight_x, gates=4)

@@ -279,12 +279,13 @@ class Cell(Contract):
         """
         weights = {}
         for name in getattr(self, attribute):
-            if not hasattr(self, name):
+            try:
+                weights[name] = operator.attrgetter(name)(self)
+            except AttributeError:
                 kind = type(self).__name__
                 raise UsageError(
                     f"{kind}.{attribute} names {name!r}, which {kind} lacks; name its own weights"
-                )
-            weights[name] = getattr(self, name)
+                ) from None
         return weights
 
     def extra_repr(self) -> str:

@@ -310,8 +310,6 @@ def rank(parser, argv) -> None:
     plotting.check_picture("--output", args.output, args.checkpoints)
     check_length(args.symbols)
     text = None if args.text is None and args.file is None else given_text(args)
-    # Reports checkpoints that are given twice before any is read.
-    run_names(args.checkpoints)
     folders = list(dict.fromkeys(os.path.dirname(path) or "." for path in args.checkpoints))
     names, ranks = dict(zip(folders, run_names(folders), strict=True)), []
     for path in _each(args.checkpoints):

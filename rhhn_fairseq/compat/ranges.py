@@ -133,9 +133,6 @@ CONFLICTS = {
     "--score-reference scores a data directory, and fairseq-interactive has none": lambda given: (
         given("buffer_size") is not None and given("score_reference")
     ),
-    "--post-process in fairseq-eval-lm joins the pieces of subword_nmt only": lambda given: (
-        given("output_word_probs") is not None and given("post_process") not in (None, "subword_nmt", "@@ ")
-    ),
     "fairseq-generate runs without torchrun, where every worker would translate everything: --num-shards and "
     "--shard-id divide it": lambda given: (
         _generates(given) and "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"

@@ -6,7 +6,6 @@ belong together: they share a colour, and the table has a summary line for all o
 
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,17 +150,12 @@ def _available_metrics(records, metric: str, subset: str) -> str:
 
 
 def run_names(paths: list[str]) -> list[str]:
-    """Returns a name for each file: its own without extension, with its directory's if names are equal.
-
-    Raises:
-        UsageError: a file is given twice.
-    """
+    """Returns a name for each file: its own without extension, with its directory's if names are equal."""
     for name in (lambda path: path.stem, lambda path: f"{path.parent.name}/{path.stem}", str):
         names = [name(Path(path)) for path in paths]
-        if max(Counter(names).values(), default=0) <= 1:
-            return names
-    twice = Counter(names).most_common(1)[0][0]
-    raise UsageError(f"{twice}: is given twice")
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def default_better(metric: str) -> str:

@@ -98,7 +98,6 @@ def test_help_lists_the_options_of_what_is_named(tmp_path, program, arguments, l
         ("training", "--lr-scheduler polynomial_decay --force-anneal 2", "depends on where a training is"),
         ("training", "--task char_lm --combine-valid-subsets", "the splits of char_lm with --valid-subset"),
         ("generation", "--path x --beam 3 --diverse-beam-groups 2", "is no multiple of"),
-        ("eval_lm", "--task language_modeling --path x --post-process sentencepiece", "of subword_nmt only"),
     ],
 )
 def test_options_that_would_not_act_are_refused(parser, line, reason):

@@ -42,6 +42,11 @@ def test_a_dropped_weight_has_no_gradient(name, backend):
             assert weight.grad.isfinite().all()
 
 
+def test_rounds_that_read_the_input_are_not_dropped():
+    cell = build("mogrifier_lstm", dict(rounds=4, rank=2))
+    assert list(recurrent_weights(cell)) == ["weight_h", "weight_rounds.0", "weight_rounds.2"]
+
+
 @pytest.mark.parametrize("name", ["lstm", "hyperrhn"])
 def test_segments_see_the_dropped_weights(name):
     cell, x = _small(name), torch.randn(T, B, 3, dtype=torch.float64)
