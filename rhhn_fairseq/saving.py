@@ -6,7 +6,7 @@ code is loaded from either, and loading needs neither fairseq nor data. Both fil
 a name there works in place of a directory if ``huggingface_hub`` is installed.
 
 Cells, the layers of ``rhhn_fairseq.nn``, and the networks of characters and of strokes are saved this way.
-The package contains two such directories, see ``packaged``.
+The package contains three such directories, see ``packaged``.
 """
 
 import importlib

@@ -20,8 +20,8 @@ def check_model(args) -> None:
     """Raises UsageError unless the arguments name one model."""
     if args.pretrained == (args.checkpoint is not None):
         raise UsageError("give either a checkpoint or --pretrained")
-    if args.pretrained and args.data is not None:
-        raise UsageError("--data goes with a checkpoint, not with --pretrained")
+    if args.data is not None and (args.pretrained or os.path.isdir(args.checkpoint)):
+        raise UsageError("--data goes with a checkpoint, other models hold their symbols")
 
 
 def load(checkpoint: str | None, data: str | None = None):

@@ -32,10 +32,10 @@ def main(argv=None) -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     args = parser.parse_args(argv)
-    if args.samples < 1:
-        raise UsageError(f"--samples {args.samples} is too small, the smallest is 1")
-    if args.samples > MOST_SAMPLES:
-        raise UsageError(f"--samples {args.samples} is too large, the largest is {MOST_SAMPLES:,}")
+    if not 1 <= args.samples <= MOST_SAMPLES:
+        raise UsageError(f"--samples {args.samples} is not possible, choose from 1 to {MOST_SAMPLES:,}")
+    if args.baseline is None and (args.samples, args.seed) != (1000, 12345):
+        raise UsageError("--samples and --seed have no effect without --baseline")
     if args.seed < 1:
         raise UsageError(f"--seed {args.seed} is too small, the smallest is 1")
 

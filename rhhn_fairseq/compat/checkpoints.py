@@ -230,9 +230,15 @@ def load_model_ensemble_and_task(
 
     A model that is built to load a checkpoint may not be much larger than the checkpoint: the limit is four
     numbers per byte of the file, which leaves room for temporary tensors of the initialisation.
+
+    fairseq-eval-lm gives the names of an ensemble as one. fairseq-validate does, too, but would read the
+    first of its models only; it has no task yet.
     """
     from fairseq.checkpoint_utils import get_maybe_sharded_checkpoint_filename as filename
+    from fairseq.utils import split_paths
 
+    if task is not None:
+        filenames = [name for given in filenames for name in split_paths(given)]
     files = [filename(name, suffix, shard, num_shards) for name in filenames for shard in range(num_shards)]
     size = sum(os.path.getsize(file) for file in files if os.path.isfile(file))
     names = ":".join(filenames)

@@ -13,7 +13,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rhhn_fairseq.compat import names, ranges, recipes
 from rhhn_fairseq.compat.checkpoints import WeightsOnlyTorch
@@ -102,7 +102,9 @@ class Defaults:
     def _stored(self, parser, given: dict) -> dict:
         if not given.get("path", parser.get_default("path")) and self.is_whole:
             raise UsageError("--path is missing: name a checkpoint, such as checkpoints/checkpoint_best.pt")
-        check_ensemble(given)
+        # A checkpoint in shards has one configuration in each of its files.
+        if given.get("checkpoint_shard_count", 1) == 1 and not given.get("checkpoint_suffix"):
+            check_ensemble((given.get("path") or "").split(os.pathsep))
         stored = {} if "task" in given else stored_defaults(given)
         # Programs with a search, and fairseq-eval-lm, have their own batch sizes.
         own = any(action.dest in ("beam", "output_word_probs") for action in parser._actions)
@@ -204,31 +206,25 @@ def stored_defaults(given: dict) -> dict[str, object]:
     return stored
 
 
-def check_ensemble(given: dict) -> None:
-    """Raises UsageError unless all checkpoints of ``--path`` do the same.
+def check_ensemble(checkpoints: Sequence[str]) -> None:
+    """Raises UsageError for checkpoints that do not do the same, if they say what they do.
 
     fairseq takes the task and the languages from the first. It would average translations into different
     languages.
     """
-    from fairseq.utils import split_paths
-
-    first, *others = split_paths(given.get("path") or "")
-    # A checkpoint in shards has one configuration in each of its files.
-    if not others or given.get("checkpoint_shard_count", 1) > 1 or given.get("checkpoint_suffix"):
-        return
-    what = _purpose(first)
-    for path in others:
-        if _purpose(path) != what:
-            raise UsageError(f"--path: {first} is for {what}, {path} for {_purpose(path)}; all must agree")
+    for path in checkpoints[1:]:
+        what, other = _purpose(checkpoints[0]), _purpose(path)
+        if what != other and None not in (what, other):
+            raise UsageError(f"{checkpoints[0]} is for {what}, {path} for {other}; all must agree")
 
 
-def _purpose(path: str) -> str:
-    """Returns what a checkpoint is for: a translation from one language to another, or its task."""
+def _purpose(path: str) -> str | None:
+    """Returns a checkpoint's task, or its languages; None if a translation's came from the data's names."""
     task = _task(_configuration(path))
-    source, target = task.get("source_lang"), task.get("target_lang")
-    if source and target:
-        return f"translation from {source} to {target}"
-    return str(task.get("_name") or task.get("task"))
+    if "source_lang" not in task:
+        return str(task.get("_name") or task.get("task"))
+    source, target = task["source_lang"], task["target_lang"]
+    return f"translation from {source} to {target}" if source and target else None
 
 
 def _task(cfg: dict) -> dict:

@@ -6,8 +6,6 @@ import re
 import sys
 from collections.abc import Collection
 
-import argcomplete
-
 from rhhn_fairseq.errors import UsageError, nearest, printable
 
 # What a validation logs, by criterion. fairseq asks for the best checkpoint's figure only after an epoch.
@@ -56,6 +54,8 @@ def complete(parser: argparse.ArgumentParser, skip: int) -> None:
         skip: how many words after the program's name are not the parser's.
     """
     if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
         os.environ["_ARGCOMPLETE"] = str(1 + skip)
         argcomplete.autocomplete(parser)
 

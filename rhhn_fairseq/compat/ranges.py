@@ -93,6 +93,11 @@ CONFLICTS = {
         given("store_ema") is False
         and (given("ema_decay"), given("ema_start_update"), given("ema_update_freq")) != (0.9999, 0, 1)
     ),
+    "--subword-nbest has no effect without --subword-sampling": lambda given: (
+        given("max_update") is not None
+        and not given("subword_sampling")
+        and given("subword_nbest") not in (None, 64)
+    ),
     "--attention-size and --attention-normalised go with --attention-score additive only": lambda given: (
         given("attention_score") == "general" and (given("attention_size") or given("attention_normalised"))
     ),

@@ -14,6 +14,7 @@ from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
 from sentencepiece import SentencePieceProcessor
 
+from rhhn_fairseq.compat.command_line import check_ensemble
 from rhhn_fairseq.data.parallel.pieces import MODEL_NAME
 from rhhn_fairseq.data.strokes.normalisation import Normalisation
 from rhhn_fairseq.errors import UsageError
@@ -152,6 +153,7 @@ def load_translation_models(
         UsageError: a file does not fit the others, or the task lacks an option. OSError: one is missing.
     """
     options = dict(task_options or {})
+    check_ensemble(checkpoints)
     overrides = options if data is None else {**options, "data": data}
     task, models = None, []
     for checkpoint in checkpoints:
@@ -180,7 +182,8 @@ def load_translation_models(
     fingerprint = torch.tensor(list(hashlib.sha256(content).digest()))
     for model in models:
         check_pieces(getattr(model, "pieces_sha256", None), fingerprint, path)
-    check_dictionary(task.source_dictionary, directory, pieces, path)
+    for dictionary in (task.source_dictionary, task.target_dictionary):
+        check_dictionary(dictionary, directory, pieces, path)
     return TranslationModels(models, task, pieces)
 
 

@@ -50,10 +50,8 @@ def check_arguments(name: str, proj_size, switches: dict, num_layers, dropout, d
     for flag, value in switches.items():
         if not isinstance(value, bool):
             raise UsageError(f"{name}: {flag}={value!r} is neither True nor False")
-    if not isinstance(num_layers, int):
-        raise UsageError(f"{name}: num_layers={num_layers!r} is not a whole number")
-    if num_layers < 1:
-        raise UsageError(f"{name}: num_layers={num_layers} is too small, the smallest is 1")
+    if not isinstance(num_layers, int) or num_layers < 1:
+        raise UsageError(f"{name}: num_layers={num_layers!r} is not a whole number of 1 or more")
     if not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
         raise UsageError(f"{name}: dropout={dropout!r} is not possible, it must be a number in [0, 1]")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):

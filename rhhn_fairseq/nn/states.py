@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops.loop import State
 
 
@@ -35,17 +34,8 @@ def join_directions(state: Tensor | State) -> Tensor | State:
     """Returns the state of a bidirectional layer with both directions side by side, [L, B, 2 width].
 
     It starts a decoder of twice the widths in one direction, with ``lstm_state=True`` too.
-
-    Raises:
-        UsageError: the number of rows is odd, so the state is not that of a bidirectional layer.
     """
-
-    def join(entry: Tensor) -> Tensor:
-        if len(entry) % 2:
-            raise UsageError(f"join_directions: {len(entry)} rows are not those of two directions")
-        return torch.cat((entry[0::2], entry[1::2]), dim=-1)
-
-    return map_state(join, state)
+    return map_state(lambda entry: torch.cat((entry[0::2], entry[1::2]), dim=-1), state)
 
 
 def join_entries(entries: Sequence[Tensor]) -> Tensor:

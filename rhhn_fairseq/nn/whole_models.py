@@ -106,9 +106,11 @@ def export_model(model: nn.Module, directory: str | Path) -> None:
         raise UsageError(
             "--onnx: the model was trained with --first-step skip, which graphs of a step cannot do"
         )
+    directory = Path(directory)
+    if (directory / "run.py").exists() and not (directory / "step.onnx").exists():
+        raise UsageError(f"--onnx {directory}: has a run.py of its own, name another directory")
     traced: Any = copy.deepcopy(model).eval()
     set_backend(traced, "reference")
-    directory = Path(directory)
     files: dict[str, bytes] = {}
     step: nn.Module
     B, U, S = (Dim(name, min=1) for name in "BUS")

@@ -33,10 +33,10 @@ class DetachingTask:
     annealing: Optional[DetachAnnealing] = None
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Builds the model; raises UsageError if the probabilities cannot change as requested."""
+        """Builds the model; raises UsageError if the probabilities cannot change as a training requests."""
         model = super().build_model(cfg, from_checkpoint)
         schedule = self.detach_schedule()
-        self.annealing = DetachAnnealing(model, schedule) if schedule else None
+        self.annealing = DetachAnnealing(model, schedule) if schedule and not from_checkpoint else None
         return model
 
     def detach_schedule(self) -> DetachSchedule:

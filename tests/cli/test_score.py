@@ -8,6 +8,7 @@ from helpers import script_cli
 from sacrebleu.metrics import BLEU, CHRF
 
 from rhhn_fairseq.cli import running as cli
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate import scoring
 
 score_bleu = script_cli.load("score")
@@ -158,6 +159,9 @@ def test_the_program_compares_two_systems(files, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert f"paired bootstrap against {reference} (20 resamplings, seed 5)" in printed
     assert "against 100.00: p = " in printed
+    for option in ("--samples", "--seed"):
+        with pytest.raises(UsageError, match="have no effect without --baseline"):
+            score_bleu.main([hypotheses, "--reference", reference, option, "20"])
 
 
 REFUSED = {

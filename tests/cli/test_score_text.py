@@ -9,6 +9,7 @@ from helpers.tiny_char_lm import TEST, VALID, build_model, build_task, save, wri
 
 from rhhn_fairseq.cli import score_text
 from rhhn_fairseq.data.text.vocabulary import CharVocabulary
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.layers.stack import StackConfig
 from rhhn_fairseq.nn import save_pretrained
 from rhhn_fairseq.nn.character import CharacterNetwork
@@ -52,3 +53,6 @@ def test_a_model_in_half_precision_is_scored_in_float32(tmp_path, monkeypatch, c
     monkeypatch.setattr(Tally, "see", watch)
     score_text.main([str(tmp_path / "model"), str(tmp_path / "file.txt")])
     assert seen == [torch.float32] and "bits per character" in capsys.readouterr().out
+    for model in (["--pretrained"], [str(tmp_path / "model")]):
+        with pytest.raises(UsageError, match="--data goes with a checkpoint"):
+            score_text.main([*model, str(tmp_path / "file.txt"), "--data", "nowhere"])

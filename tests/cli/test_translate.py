@@ -320,6 +320,29 @@ def test_pieces_and_dictionaries_have_to_fit(translate, data, other_pieces):
     assert f"{other_pieces} is not the sentencepiece model of the dictionary in {data}" in error
 
 
+def test_the_pieces_are_those_of_the_target_too(translate, data, tmp_path):
+    for language in ("en", "fr"):
+        shutil.copy(data / f"dict.{language}.txt", tmp_path)
+    shutil.copy(data / "pieces.model", tmp_path)
+    (tmp_path / "test.en-fr.en.bin").touch()
+    entries = (tmp_path / "dict.fr.txt").read_text().splitlines()
+    (tmp_path / "dict.fr.txt").write_text("".join(f"other{n} 1\n" for n, _ in enumerate(entries)))
+    error = translate(b"one\n", "--data", tmp_path, status=1)
+    assert f"{tmp_path / 'pieces.model'} is not the sentencepiece model of the dictionary" in error
+
+
+def test_models_of_other_directions_are_refused(translate, checkpoint, tmp_path):
+    there, back = tmp_path / "there.pt", tmp_path / "back.pt"
+    state = torch.load(checkpoint, weights_only=True)
+    for path, languages in ((there, ("en", "fr")), (back, ("fr", "en"))):
+        state["cfg"]["task"] |= dict(zip(("source_lang", "target_lang"), languages, strict=True))
+        torch.save(state, path)
+    error = translate(b"one\n", "--checkpoint", back, checkpoint=there, status=1)
+    assert f"{there} is for translation from en to fr, {back} for translation from fr to en" in error
+    # The checkpoint's own languages come from the data.
+    translate(b"one\n", "--checkpoint", there)
+
+
 def test_a_model_that_diverged_is_refused(translate, checkpoint, tmp_path):
     state = torch.load(checkpoint, weights_only=True)
     state["model"]["decoder.fc_out.bias"][7] = math.nan

@@ -89,6 +89,7 @@ def test_help_lists_the_options_of_what_is_named(tmp_path, program, arguments, l
         ("training", "--disable-validation --lr-scheduler reduce_lr_on_plateau", "gives no figures"),
         ("training", "--ema-decay 0.9", "without --store-ema"),
         ("training", "--num-shards 2", "torchrun divides"),
+        ("training", "--task gnmt_translation --subword-nbest 16", "no effect without --subword-sampling"),
         ("validation", "--path x --task char_lm --num-shards 2", "torchrun divides"),
         ("interactive_generation", "--path x --num-shards 2", "of fairseq-generate"),
         ("interactive_generation", "--path x --score-reference", "scores a data directory"),

@@ -74,6 +74,14 @@ def test_torch_and_numpy_are_enough():
     assert result.returncode == 0, result.stderr
 
 
+def test_the_packaged_model_samples_with_safetensors_beside_them():
+    code = BLOCKED.replace('{"rhhn-fairseq"}', '{"rhhn-fairseq", "safetensors"}')
+    code += "from rhhn_fairseq.__main__ import main; main()"
+    command = [sys.executable, "-c", code, "sample", "--pretrained", "--length", "20", "--prompt", "def "]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0 and result.stdout.startswith("def "), result.stderr
+
+
 def test_names_of_the_package():
     assert rhhn_fairseq.build_cell is build_cell
     assert rhhn_fairseq.__version__.count(".") == 2

@@ -335,7 +335,7 @@ def test_backend_is_the_modules():
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"num_layers": 0}, "^LSTM: num_layers=0 is too small, the smallest is 1"),
+        ({"num_layers": 0}, "^LSTM: num_layers=0 is not a whole number of 1 or more"),
         ({"num_layers": 2, "dropout": 1.1}, "^LSTM: dropout=1.1 is not possible, it must be a number in"),
         ({"num_layers": 2, "dropout": None}, "^LSTM: dropout=None is not possible, it must be a number in"),
         ({"dtype": "float64"}, "^LSTM: dtype='float64' is no floating-point type, such as"),

@@ -168,6 +168,13 @@ def test_models_without_graphs_are_refused(tmp_path):
         export_model(build_model(task, cell="rhn", **sizes), tmp_path)
 
 
+def test_a_program_of_the_users_is_not_replaced(tmp_path):
+    (tmp_path / "run.py").write_text("mine")
+    with pytest.raises(UsageError, match="has a run.py of its own, name another directory"):
+        export_model(from_pretrained(packaged("characters")), tmp_path)
+    assert (tmp_path / "run.py").read_text() == "mine"
+
+
 @pytest.mark.slow
 def test_an_export_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     model, _ = tiny_translation.random_model(encoder_layers=1, decoder_layers=3)

@@ -38,6 +38,7 @@ def test_the_table_has_every_variable_of_the_source():
     sources = [
         *(ROOT / "rhhn_fairseq").rglob("*.py"),
         ROOT / "rhhn_fairseq_autoload.py",
+        ROOT / "setup.py",
         ROOT / "tests" / "conftest.py",
     ]
     read = {name for path in sources for name in re.findall(r"\bRHHN_[A-Z]+(?:_[A-Z]+)*\b", path.read_text())}

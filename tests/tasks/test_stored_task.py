@@ -45,10 +45,16 @@ def parse(parser, *arguments):
     return options.parse_args_and_arch(parser(), [str(argument) for argument in arguments])
 
 
-def test_programs_need_no_task(place):
-    line = [*place.data_of("char_lm"), "--path", place.checkpoint_of("char_lm"), *HERE]
-    works("eval_lm", *line)
-    works("validate", *line)
+def test_programs_need_no_task(place, caplog):
+    path = place.checkpoint_of("char_lm")
+    line = [*place.data_of("char_lm"), *HERE, "--path"]
+    with caplog.at_level("INFO"):
+        works("eval_lm", *line, path)
+        # An ensemble of two copies has their probabilities.
+        works("eval_lm", *line, f"{path}:{path}")
+    alone, ensemble = re.findall(r"[\d.]+ bits per character", caplog.text)
+    assert alone == ensemble
+    works("validate", *line, path)
     works("validate", "--path", place.checkpoint_of("synthetic"), *HERE)
 
 
@@ -84,10 +90,10 @@ def test_an_ensemble_does_one_thing(place, tmp_path):
         with pytest.raises(UsageError, match=said):
             parse(options.get_generation_parser, "data", "--path", f"{there}:{back}", *named)
     with pytest.raises(UsageError, match="for char_lm"):
-        check_ensemble({"path": f"{there}:{place.checkpoint_of('char_lm')}"})
+        check_ensemble([str(there), str(place.checkpoint_of("char_lm"))])
     # fairseq's own task of the same languages may take part.
     other = save("other.pt", source_lang="en", target_lang="fr", _name="translation")
-    check_ensemble({"path": f"{there}:{other}"})
+    check_ensemble([str(there), str(other)])
 
 
 def test_validation_has_the_batch_size_of_the_training(place):
