@@ -173,6 +173,8 @@ def gradients(parser, argv) -> None:
         model, task = load_char_lm(path, args.data)
         if model.stack.backward_cells:
             raise UsageError(f"{path}: reads in both directions, so no step is the last")
+        if args.h_detach and not hasattr(model.stack.cells[0].config, "h_detach"):
+            raise UsageError(f"--h-detach {args.h_detach} has no effect on {path}, whose gates read no state")
         tokens = lines_of(task, "valid", args.lines, args.steps + 1)
         stages = [(names[path], model, False)]
         if args.initial:
@@ -181,6 +183,8 @@ def gradients(parser, argv) -> None:
         for run, network, initial in stages:
             measured = gradient_flow(network, tokens, args.h_detach, args.draws, args.seed)
             flows.append(Flow(run, *measured, initial))
+    if args.shares and not any(len(flow.share_of_h) for flow in flows):
+        raise UsageError("--shares: no model has a state (h, c) without --zoneout-c")
     _save(pictures.draw_gradients(flows, args.shares, args.title), args.output, gradient_arrays(flows))
 
 

@@ -126,7 +126,8 @@ def read_prime(
     if points is not None:
         if not 1 <= points <= len(line.points):
             raise UsageError(f"--prime-points {points}: the line has {len(line.points)} points")
-        line = dataclasses.replace(line, points=line.points[:points])
+        whole = line.text if points == len(line.points) else None
+        line = dataclasses.replace(line, points=line.points[:points], text=whole)
     return line if text is None else dataclasses.replace(line, text=text)
 
 

@@ -209,8 +209,7 @@ def stored_defaults(given: dict) -> dict[str, object]:
 def check_ensemble(checkpoints: Sequence[str]) -> None:
     """Raises UsageError for checkpoints that do not do the same, if they say what they do.
 
-    fairseq takes the task and the languages from the first. It would average translations into different
-    languages.
+    fairseq takes the task and the languages from the first, and would average translations of others.
     """
     for path in checkpoints[1:]:
         what, other = _purpose(checkpoints[0]), _purpose(path)

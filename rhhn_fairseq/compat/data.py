@@ -12,6 +12,7 @@ import gc
 import importlib
 import os
 import queue
+import shlex
 import signal
 import sys
 import threading
@@ -115,7 +116,12 @@ def batch_by_size(inner, indices, *args, **kwargs):
 
 @in_place_of("fairseq.data.data_utils:load_indexed_dataset")
 def load_indexed_dataset(load, path, dictionary=None, dataset_impl=None, *args, **kwargs):
-    """A damaged index of fairseq's newer binary format leaves out sentences, or reads what no file holds."""
+    """A damaged index of fairseq's newer binary format leaves out sentences, or reads what no file holds.
+
+    The name of a file of sequences in FASTA goes to a shell, which would run a ``$(...)`` in a language's.
+    """
+    if shlex.quote(path) != path and os.path.lexists(f"{path}.fasta"):
+        raise UsageError(f"{path}.fasta: fairseq gives this name to a shell; rename it")
     binary = any(os.path.lexists(f"{path}.{end}") for end in ("idx", "bin"))
     if binary and dataset_impl in (None, "mmap"):
         check_indexed(path, None if dictionary is None else len(dictionary))
@@ -148,24 +154,6 @@ def check_indexed(prefix: str, entries: int | None) -> None:
     _, sentences = check_stream(prefix, entries, shortest=0 if entries is None else 1)
     if sentences.items == 0 and entries is not None:
         raise UsageError(f"{prefix}.idx: holds no sentences")
-
-
-@in_place_of("fairseq.data:FastaDataset._build_index")
-def index_fasta(inner, dataset, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """fairseq hands the path to a shell, which runs a ``$(...)`` in a language's name.
-
-    Returns where the sequences of PATH.fasta begin and how long they are.
-    """
-    begins, lengths, place = [], [], 0
-    with open(f"{path}.fasta", "rb") as file:
-        for line in file:
-            if line.startswith(b">"):
-                begins.append(place)
-                lengths.append(0)
-            elif lengths:
-                lengths[-1] += len(line.strip())
-            place += len(line)
-    return np.array(begins, np.int64), np.array(lengths, np.int64)
 
 
 _running = weakref.WeakSet()

@@ -135,6 +135,12 @@ CONFLICTS = {
         given("print_alignment") == "soft"
         and (given("score_reference") or (given("replace_unk"), given("buffer_size")) != (None, None))
     ),
+    "--score-reference divides by the length alone; leave --length-penalty and --coverage-penalty out": (
+        lambda given: (
+            given("score_reference")
+            and (given("length_penalty") not in (None, "fairseq") or given("coverage_penalty"))
+        )
+    ),
     "--score-reference scores a data directory, and fairseq-interactive has none": lambda given: (
         given("buffer_size") is not None and given("score_reference")
     ),

@@ -108,7 +108,8 @@ def line_rows(
         yield {"dx": _short(dx), "dy": _short(dy), "pen": int(pen > 0.5), "change": _short(change)}
     drawn = np.stack(points)
     if text is not None and finished:
-        drawn = drawn[: of_the_text(drawn, model.symbols)]
+        primed = 0 if prime is None else len(prime.points)
+        drawn = drawn[: primed + of_the_text(drawn[primed:], model.symbols)]
     cut = bool(drawn[-1, 2] < 0.5)
     drawn[-1, 2] = 1
     line = Written(drawn, 0, text, finished, np.zeros((len(drawn), 0)), (), cut)

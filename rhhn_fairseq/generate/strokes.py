@@ -194,12 +194,12 @@ def matrix_names(model: nn.Module) -> tuple[str, ...]:
 def _write_line(model, config: WritingConfig, text, prime: Line | None, number: int) -> Written:
     points, changes, past = zip(*draw_points(model, config, text, prime, number), strict=True)
     drawn, changes = np.stack(points), np.stack(changes)
+    primed = 0 if prime is None else len(prime.points)
     if text is not None and past[-1]:
-        count = of_the_text(drawn, model.symbols)
+        count = primed + of_the_text(drawn[primed:], model.symbols)
         drawn, changes = drawn[:count], changes[:count]
     cut = bool(drawn[-1, 2] < 0.5)
     drawn[-1, 2] = 1
-    primed = 0 if prime is None else len(prime.points)
     return Written(drawn, primed, text, text is None or past[-1], changes, matrix_names(model), cut)
 
 
@@ -237,7 +237,7 @@ def _noise(seed: int, line: int, steps: int) -> np.ndarray:
 
 
 def of_the_text(points: np.ndarray, symbols: str) -> int:
-    """Returns how many points [N, 3] of a finished line to keep.
+    """Returns how many points [N, 3] that a model drew for a finished line to keep.
 
     A stroke begun after the space behind the text belongs to a word that nobody asked for.
     """

@@ -108,7 +108,7 @@ def generated(cell: Cell, layer: int = -1) -> Generated | None:
         return Generated(("W",), sizes, lambda state: cell.scaling(state[1])[0], late)
     if isinstance(cell, FullHyperRNN):
         mixing = _mixing(cell.weight_h.detach())
-        sizes = torch.ones(1, len(mixing), dtype=mixing.dtype)
+        sizes = mixing.new_ones(1, len(mixing))
         return Generated(("W",), sizes, lambda state: (state[1] @ cell.weight_zh @ mixing)[None], late)
     return None
 

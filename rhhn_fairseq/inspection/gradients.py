@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from rhhn_fairseq.cells.hyper_rhn import HyperRHN
 from rhhn_fairseq.cells.lstm import GatedCell
+from rhhn_fairseq.cells.nas import NAS
+from rhhn_fairseq.cells.projected import ProjectedLSTM
 from rhhn_fairseq.cells.rhn import RHN
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.selection import set_backend
@@ -127,7 +129,9 @@ def _memories(cells: Sequence[Cell], widths: Sequence[int], state) -> list[Tenso
     starts = np.cumsum([0, *widths[:-1]])
     pairs = zip(cells, starts, strict=True)
     return [
-        state[start + 1] for cell, start in pairs if isinstance(cell, GatedCell) and not cell.config.zoneout_c
+        state[start + 1]
+        for cell, start in pairs
+        if isinstance(cell, GatedCell | NAS | ProjectedLSTM) and not getattr(cell.config, "zoneout_c", 0.0)
     ]
 
 

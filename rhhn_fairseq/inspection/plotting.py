@@ -127,7 +127,9 @@ def check_picture(option: str, path: str | Path | None, inputs: Sequence = (), p
             raise UsageError(f"{option} {path}: the name of a picture ends in .png or .svg{or_page}")
         check_output(option, path, inputs)
         arrays = Path(path).with_suffix(".npz")
-        if arrays.exists() and not Path(path).exists():
+        # A picture or a page of this name has such arrays.
+        owners = (arrays.with_suffix(f".{kind}") for kind in (*FORMATS, "html"))
+        if arrays.exists() and not any(map(Path.exists, owners)):
             raise UsageError(f"{option} {path}: its arrays would replace {arrays}, name another")
 
 

@@ -227,11 +227,11 @@ class Stack(Layers):
             in the order of ``starts``.
         """
         config = self.config
-        y = self.drop(x_TBC, config.input_dropout, packed)
-        finals, backward_finals = [], []
+        y, finals, backward_finals = x_TBC, [], []
         for layer, cell in enumerate(self.cells):
-            below = y if layer == 0 else self.drop(y, config.layer_dropout, packed)
-            read = below if context_TBM is None else torch.cat([below, context_TBM], dim=-1)
+            # A residual connection adds what the layer below gave, before dropout, as in NVIDIA's GNMT.
+            below, read = y, self.drop(y, config.layer_dropout if layer else config.input_dropout, packed)
+            read = read if context_TBM is None else torch.cat([read, context_TBM], dim=-1)
             inner = None if noise is None else noise[layer]
             y, final = self._call(cell, packed, False, read, starts[layer], mask_TB, inner, resets_TB)
             finals.append(final)

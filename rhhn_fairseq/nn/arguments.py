@@ -41,7 +41,7 @@ def all_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return itertools.chain(module.named_parameters(), module.named_buffers())
 
 
-def check_arguments(name: str, proj_size, switches: dict, num_layers, dropout, dtype) -> None:
+def check_arguments(name: str, proj_size, switches: dict, num_layers, dropout) -> None:
     """Raises UsageError for arguments of a layer's constructor that the configurations do not check."""
     if proj_size:
         raise UsageError(
@@ -54,5 +54,3 @@ def check_arguments(name: str, proj_size, switches: dict, num_layers, dropout, d
         raise UsageError(f"{name}: num_layers={num_layers!r} is not a whole number of 1 or more")
     if not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
         raise UsageError(f"{name}: dropout={dropout!r} is not possible, it must be a number in [0, 1]")
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise UsageError(f"{name}: dtype={dtype!r} is no floating-point type, such as torch.float64")

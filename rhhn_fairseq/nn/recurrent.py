@@ -81,7 +81,7 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
             raise UsageError(f"{name}: context_to={self.context_to!r} is unknown, choose from hyper, both")
         pair = bool(lstm_state) if lstm_state is None else lstm_state
         switches = dict(bias=bias, batch_first=batch_first, bidirectional=bidirectional, lstm_state=pair)
-        check_arguments(name, options.pop("proj_size", 0), switches, num_layers, dropout, dtype)
+        check_arguments(name, options.pop("proj_size", 0), switches, num_layers, dropout)
         if dropout and num_layers == 1:
             warnings.warn(
                 f"{name}: dropout={dropout} acts between layers, and num_layers=1 leaves none", stacklevel=2

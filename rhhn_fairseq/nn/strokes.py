@@ -99,7 +99,7 @@ def _describe(network: StrokeNetwork) -> dict:
 def _build(config: dict, tensors: Tensors) -> StrokeNetwork:
     stack = config.pop("stack")
     symbols = "".join(map(chr, tensors["symbol_codes"].tolist()))
-    normalisation = Normalisation.from_bits(tensors["statistics"].numpy())
+    normalisation = Normalisation.from_bits(tensors["statistics"].cpu().numpy())
     kind = WindowConfig if "window" in stack else StackConfig
     return StrokeNetwork(kind(**stack), normalisation, symbols, **config)
 

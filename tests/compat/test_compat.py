@@ -31,7 +31,7 @@ def test_every_function_is_replaced_once():
         in_place_of("fairseq.utils:load_align_dict")(len)
     # The reason stands in the first line. What a colleague must know of is few functions in few files.
     assert all(function.__doc__ for function in PATCHES.values())
-    assert len(PATCHES) <= 40 and len({function.__module__ for function in PATCHES.values()}) <= 5
+    assert len(PATCHES) <= 39 and len({function.__module__ for function in PATCHES.values()}) <= 5
 
 
 # One line

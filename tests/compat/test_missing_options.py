@@ -94,6 +94,11 @@ def test_help_lists_the_options_of_what_is_named(tmp_path, program, arguments, l
         ("interactive_generation", "--path x --num-shards 2", "of fairseq-generate"),
         ("interactive_generation", "--path x --score-reference", "scores a data directory"),
         ("generation", "--path x --replace-unk", "which binary data lack"),
+        (
+            "generation",
+            "--task gnmt_translation --path x --score-reference --coverage-penalty 0.2",
+            "by the length alone",
+        ),
         ("generation", "--path x --constraints", "in the input of fairseq-interactive"),
         ("generation", "--path x --beam 2 --nbest 3", "--nbest 3 is more than --beam 2"),
         ("training", "--lr-scheduler polynomial_decay --force-anneal 2", "depends on where a training is"),

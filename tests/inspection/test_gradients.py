@@ -9,6 +9,7 @@ from helpers.tiny_reader import build
 from rhhn_fairseq.cells.rhn import naive_highway, naive_rhn
 from rhhn_fairseq.cells.selection import set_backend
 from rhhn_fairseq.data.text.words import prompt_indices
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.inspection.gradients import Flow, gradient_flow
 from rhhn_fairseq.inspection.pictures import draw_gradients
 
@@ -144,6 +145,13 @@ def test_zoneout_of_c_leaves_no_c_that_h_and_the_next_step_read():
     assert gradient_flow(network, tokens_of(vocabulary))[2].shape == (0,)
 
 
+@pytest.mark.parametrize("cell", ["nas", "projected_lstm"])
+def test_other_cells_with_a_memory_have_shares(cell):
+    network, vocabulary = build(cell, **({"memory_size": 5} if cell == "projected_lstm" else {}))
+    shares = gradient_flow(network, tokens_of(vocabulary))[2]
+    assert len(shares) and ((shares > 0) & (shares < 1)).all()
+
+
 def test_h_detach_leaves_the_path_through_c_alone():
     network, vocabulary = build("hyperlstm", size=4, hyper_size=3, hyper_embed_size=2)
     tokens = tokens_of(vocabulary)
@@ -180,5 +188,10 @@ def test_pictures_of_checkpoints(tmp_path):
     plot.main(["gradients", *line, "--initial", "--shares"])
     arrays = np.load(tmp_path / "g.npz")
     assert arrays["a.norms"].shape == (6, 1) and arrays["a, initial.share_of_h"].shape == (5,)
+    minimal = {"cell": "mingru", "hyper_size": None, "hyper_embed_size": None}
+    tiny_char_lm.save(tiny_char_lm.build_model(task, **minimal), data, tmp_path / "min.pt", **minimal)
+    for option, reason in ((["--shares"], "no model has a state"), (["--h-detach", "0.5"], "has no effect")):
+        with pytest.raises(UsageError, match=reason):
+            plot.main(["gradients", str(tmp_path / "min.pt"), *line[1:], *option])
     # The file's model was made with another seed than the initial one.
     assert (arrays["a.norms"] != arrays["a, initial.norms"]).any()

@@ -15,7 +15,8 @@ from helpers.tiny_reader import build
 from rhhn_fairseq.cells.hyper import below, naive_scaling
 from rhhn_fairseq.cells.rhn import naive_rhn
 from rhhn_fairseq.data.text.words import prompt_indices
-from rhhn_fairseq.inspection import weights
+from rhhn_fairseq.errors import UsageError
+from rhhn_fairseq.inspection import plotting, weights
 from rhhn_fairseq.inspection.colours import colour_limit
 from rhhn_fairseq.inspection.pictures import TEXT_ROWS, draw_weights, wrapped
 from rhhn_fairseq.inspection.weights import Reading, read_text, weight_page
@@ -215,6 +216,11 @@ def test_a_given_text_is_drawn(tmp_path, capsys):
     plot.main(["weights", *line])
     assert capsys.readouterr().out == f"written: {tmp_path}/a.svg and {tmp_path}/a.npz\n"
     assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
+    # The arrays of a picture may become those of its page, but no others.
+    plotting.check_picture("--output", tmp_path / "a.html", page=True)
+    (tmp_path / "mine.npz").touch()
+    with pytest.raises(UsageError, match="its arrays would replace"):
+        plotting.check_picture("--output", tmp_path / "mine.svg")
 
 
 @pytest.mark.slow

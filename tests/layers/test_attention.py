@@ -189,8 +189,7 @@ def test_a_decoder_equals_its_layers_called_by_hand(form):
         torch.testing.assert_close(context, decoder.bottom.attention(low, memory)[0])
     context = dropout(context, 0.3)
     two = decoder.upper.cells[0](torch.cat([dropout(low, 0.2), context], dim=-1))[0]
-    below = dropout(two, 0.2)
-    three = decoder.upper.cells[1](torch.cat([below, context], dim=-1))[0] + below
+    three = decoder.upper.cells[1](torch.cat([dropout(two, 0.2), context], dim=-1))[0] + two
     both = torch.cat([dropout(three, 0.2), context], dim=-1)
     expected = dropout(torch.tanh(both @ decoder.weight_o), 0.4)
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)

@@ -338,8 +338,6 @@ def test_backend_is_the_modules():
         ({"num_layers": 0}, "^LSTM: num_layers=0 is not a whole number of 1 or more"),
         ({"num_layers": 2, "dropout": 1.1}, "^LSTM: dropout=1.1 is not possible, it must be a number in"),
         ({"num_layers": 2, "dropout": None}, "^LSTM: dropout=None is not possible, it must be a number in"),
-        ({"dtype": "float64"}, "^LSTM: dtype='float64' is no floating-point type, such as"),
-        ({"dtype": torch.int8}, "^LSTM: dtype=torch.int8 is no floating-point type, such as"),
         ({"lstm_state": "yes"}, "^LSTM: lstm_state='yes' is neither True nor False"),
         ({"bias": None}, "LSTM: bias=None is neither True nor False"),
         ({"batch_first": 1}, "batch_first=1 is neither True nor False"),

@@ -131,7 +131,8 @@ def test_a_translation_model_from_the_command_line(tmp_path, capsys):
     pieces = loaded.pieces.encode(english[0], out_type=str)
     compare_translation(model.eval(), functions, pieces, 1e-4)
     lines = "".join(" ".join(loaded.pieces.encode(text, out_type=str)) + "\n" for text in english)
-    translated = run_alone(tmp_path / "graphs", stdin=lines).splitlines()
+    *translated, empty = run_alone(tmp_path / "graphs", stdin=lines + "\n").splitlines()
+    assert empty == ""
     assert sum(map(str.__eq__, translated, map(tiny_translation.french, english))) >= 6
 
 

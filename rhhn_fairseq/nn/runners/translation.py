@@ -47,4 +47,5 @@ def translate(line, beam=5):
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        print("".join(translate(line, *map(int, sys.argv[1:]))).replace("\u2581", " ").strip(), flush=True)
+        pieces = translate(line, *map(int, sys.argv[1:])) if line.strip() else ()
+        print("".join(pieces).replace("\u2581", " ").strip(), flush=True)
