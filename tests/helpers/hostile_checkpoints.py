@@ -185,10 +185,6 @@ def _pipe(scene: Scene) -> Path:
 
 OTHER = {
     "generate of a language model": ("generate", lambda s: generation(s, path=s.checkpoints / "char_lm.pt")),
-    "eval_lm of two models": (
-        "eval_lm",
-        lambda s: evaluation(s, path=f"{s.checkpoints / 'char_lm.pt'}:{s.checkpoints / 'char_lm.pt'}"),
-    ),
     "generate from no file": ("generate", lambda s: generation(s, path=s.here / "nowhere.pt")),
     "eval_lm from a pipe": ("eval_lm", lambda s: evaluation(s, path=_pipe(s))),
     "resume from a directory": ("train", lambda s: training(s, "--restore-file", s.here)),
