@@ -21,6 +21,8 @@ PACKAGE = ROOT / "rhhn_fairseq"
 # not before. The others are optional, or slow to import and needed by few callers.
 IMPORTED_IN_FUNCTIONS = {
     "compat": {"fairseq", "hydra"},
+    # The packaged models sample where it is not installed.
+    "compat/names.py": {"argcomplete"},
     # --help answers at once.
     "cli": {"rhhn_fairseq", "torch", "fairseq", "omegaconf", "numpy", "tqdm"},
     "data/common/manifest.py": {"tqdm"},
