@@ -231,8 +231,8 @@ def load_model_ensemble_and_task(
     A model that is built to load a checkpoint may not be much larger than the checkpoint: the limit is four
     numbers per byte of the file, which leaves room for temporary tensors of the initialisation.
 
-    fairseq-eval-lm gives the names of an ensemble as one. fairseq-validate does, too, but would read the
-    first of its models only; it has no task yet.
+    fairseq-eval-lm gives the names of an ensemble as one, with a task. So does fairseq-validate, without a
+    task; it would use the first model alone, so its name is left as it is.
     """
     from fairseq.checkpoint_utils import get_maybe_sharded_checkpoint_filename as filename
     from fairseq.utils import split_paths
