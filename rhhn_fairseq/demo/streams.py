@@ -16,7 +16,7 @@ from rhhn_fairseq.data.text.vocabulary import CharVocabulary
 from rhhn_fairseq.data.text.words import WordVocabulary, prompt_indices
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate.characters import SamplingConfig, draw
-from rhhn_fairseq.generate.strokes import WritingConfig, Written, draw_points, matrix_names, of_the_text, stub
+from rhhn_fairseq.generate.strokes import WritingConfig, collect, draw_points, matrix_names, stub
 from rhhn_fairseq.inspection.changes import step_changes, watch
 from rhhn_fairseq.inspection.colours import colour_limit
 from rhhn_fairseq.inspection.weights import shown
@@ -99,21 +99,14 @@ def line_rows(
             raise UsageError(f"the model cannot write {''.join(unknown)!r}, only {model.symbols!r}")
         if not text:
             raise UsageError("the line is empty: the model needs a text to write")
-    points, finished = [], text is None
-    for point, changes, past in draw_points(model, config, text, prime, number):
-        points.append(point)
-        finished = finished or past
+    drawn = []
+    for point, changes, place in draw_points(model, config, text, prime, number):
+        drawn.append((point, changes, place))
         dx, dy, pen = point.tolist()
         change = float(np.sqrt(np.square(changes).mean())) if len(changes) else 0.0
         yield {"dx": _short(dx), "dy": _short(dy), "pen": int(pen > 0.5), "change": _short(change)}
-    drawn = np.stack(points)
-    if text is not None and finished:
-        primed = 0 if prime is None else len(prime.points)
-        drawn = drawn[: primed + of_the_text(drawn[primed:], model.symbols)]
-    cut = bool(drawn[-1, 2] < 0.5)
-    drawn[-1, 2] = 1
-    line = Written(drawn, 0, text, finished, np.zeros((len(drawn), 0)), (), cut)
-    yield {"stub": stub(line) + len(points) - len(drawn), "finished": finished}
+    line = collect(model, drawn, text, prime)
+    yield {"stub": stub(line) + len(drawn) - len(line.points), "finished": line.finished}
 
 
 def drawing_rows(model: nn.Module, count: int, config: WritingConfig) -> Iterator[dict]:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
+from rhhn_fairseq.data.text.words import prompt_indices
 from rhhn_fairseq.options import check_fields, option
 
 PROMPT_CHUNK = 512
@@ -67,3 +69,21 @@ def generate(
         entry = draw(model.output(y[-1]), config, generator)
         yield entry.tolist()
         y, state = model.stack(model.embed(entry.unsqueeze(0)), state)
+
+
+def sample(
+    model: nn.Module, prompt: str = "", length: int = 300, config: SamplingConfig | None = None
+) -> str:
+    """Returns a prompt and what the model continues it with.
+
+    Args:
+        model: a ``CharacterNetwork`` or ``CharLM`` on the CPU; it is set to evaluation mode.
+        length: symbols to draw. config: how to draw, by default ``SamplingConfig()``.
+
+    Raises:
+        UsageError: the prompt has a symbol that the model does not know.
+    """
+    read = prompt_indices(model.vocabulary, prompt, "the prompt")
+    drawn = [entry for (entry,) in islice(generate(model, read, config or SamplingConfig()), length)]
+    decoder = model.vocabulary.incremental_decoder()
+    return decoder.feed([*read[1:], *drawn]) + decoder.finish()

@@ -23,6 +23,9 @@ from rhhn_fairseq.options import check_fields, option
 # A stroke of up to this many points is at most one straight segment.
 LONGEST_STUB = 2
 
+BEHIND, PAST = 1, 2
+"""Places of the window: at the space behind the text, and past that, where the line is finished."""
+
 POINTS = 400
 # The most points per character before a line is abandoned: about three times what IAM-OnDB's writers take.
 POINTS_PER_CHARACTER = 80
@@ -144,7 +147,7 @@ def draw_points(
     text: str | None = None,
     prime: Line | None = None,
     number: int = 0,
-) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
+) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Draws one line, point by point.
 
     Args:
@@ -153,14 +156,14 @@ def draw_points(
 
     Yields:
         a point (dx, dy, pen bit) [3] in the corpus's units, the primed ones first; how much each generated
-        matrix changed in the step that produced it [M]; and whether the window has passed the text's end,
-        after which drawing stops.
+        matrix changed in the step that produced it [M]; and where the window was: 0 in the text, ``BEHIND``
+        it at the space that ends a word, or ``PAST`` both, after which drawing stops.
 
     Raises:
         UsageError: as ``write``.
     """
     model.eval()
-    heard = None
+    heard, space = None, ""
     if text is not None:
         # With a space after the text the model finishes the last letter as it finishes any word.
         space = " " if " " in model.symbols else ""
@@ -171,18 +174,19 @@ def draw_points(
     # Without a primed line, the model still reads the point where the pen first touches.
     read = np.zeros((1, 3)) if prime is None else model.normalisation.apply(prime.points)
     point, *others = torch.from_numpy(read)
-    yield read[0], np.zeros(len(hand.names)), False
+    yield read[0], np.zeros(len(hand.names)), 0
     for other in others:
         changes = hand.step(point)[1]
         point = other
-        yield _in_units(model, point), changes, False
+        yield _in_units(model, point), changes, 0
     for random in torch.from_numpy(_noise(config.seed, number, config.most_points(text))):
         mixture, changes, phi = hand.step(point)
         point = mixture.sharpened(config.bias, config.temperature).draw(random)
-        # The window weights the position after the text more than any character (Graves, section 5.3).
-        past = phi is not None and bool(phi[-1] > phi[:-1].max())
-        yield _in_units(model, point), changes, past
-        if past:
+        # At the character of the largest weight; the position after the text ends it (Graves, section 5.3).
+        left = len(phi) - 1 - int(phi.argmax()) if phi is not None else BEHIND + 1
+        place = PAST if left == 0 else BEHIND if left <= len(space) else 0
+        yield _in_units(model, point), changes, place
+        if place == PAST:
             return
 
 
@@ -192,15 +196,20 @@ def matrix_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def _write_line(model, config: WritingConfig, text, prime: Line | None, number: int) -> Written:
-    points, changes, past = zip(*draw_points(model, config, text, prime, number), strict=True)
-    drawn, changes = np.stack(points), np.stack(changes)
+    return collect(model, list(draw_points(model, config, text, prime, number)), text, prime)
+
+
+def collect(model: nn.Module, drawn: list, text: str | None, prime: Line | None) -> Written:
+    """Returns the line of which ``draw_points`` has given all points."""
+    points, changes, places = map(np.stack, zip(*drawn, strict=True))
     primed = 0 if prime is None else len(prime.points)
-    if text is not None and past[-1]:
-        count = primed + of_the_text(drawn[primed:], model.symbols)
-        drawn, changes = drawn[:count], changes[:count]
-    cut = bool(drawn[-1, 2] < 0.5)
-    drawn[-1, 2] = 1
-    return Written(drawn, primed, text, text is None or past[-1], changes, matrix_names(model), cut)
+    finished = text is None or bool(places[-1] == PAST)
+    if finished and text is not None:
+        count = primed + of_the_text(points[primed:], places[primed:])
+        points, changes = points[:count], changes[:count]
+    cut = bool(points[-1, 2] < 0.5)
+    points[-1, 2] = 1
+    return Written(points, primed, text, finished, changes, matrix_names(model), cut)
 
 
 def _in_units(model: nn.Module, point: Tensor) -> np.ndarray:
@@ -236,13 +245,17 @@ def _noise(seed: int, line: int, steps: int) -> np.ndarray:
     return np.concatenate([uniform[:, :1], normal, uniform[:, 1:]], axis=1)
 
 
-def of_the_text(points: np.ndarray, symbols: str) -> int:
+def of_the_text(points: np.ndarray, places: np.ndarray) -> int:
     """Returns how many points [N, 3] that a model drew for a finished line to keep.
 
-    A stroke begun after the space behind the text belongs to a word that nobody asked for.
+    A last stroke that began when the window had left the text belongs to a word that nobody asked for.
+
+    Args:
+        places: [N], where the window was, see ``draw_points``.
     """
     lifted = np.flatnonzero(points[:, 2] > 0.5)
-    return int(lifted[-1]) + 1 if " " in symbols and len(lifted) else len(points)
+    begun = int(lifted[-1]) + 1 if len(lifted) else 0
+    return begun if begun < len(points) and places[begun] else len(points)
 
 
 def stub(line: Written) -> int:

@@ -80,25 +80,17 @@ class CharLM(HasRecipe, CharacterNetwork, BaseFairseqModel):
         return cls(config, CharVocabulary(symbols, newline_occurs=False))
 
     def forward(self, src_tokens: Tensor, mask: Optional[Tensor] = None, carry=None):
-        """Returns the scores of the symbol after each position.
+        """Calls the network; see there.
 
         Args:
-            src_tokens: dictionary indices [B, T].
-            mask: bool [B, T], true at real positions; None where all are.
             carry: a ``Carry`` that holds the state to start from and receives the last one; None for zeros.
-
-        Returns:
-            logits [B, T, D], -inf for entries that are not symbols; and a dictionary of extras, as fairseq's
-            models return: ``outputs`` of the last layer [T, B, H], and ``dropped_outputs``, which the output
-            layer reads.
         """
-        mask_TB = None if mask is None else mask.T
         state = None if carry is None else carry.read(src_tokens.device)
-        y, after = self.stack(self.embed(src_tokens.T), state, mask_TB, drop_output=False)
+        logits, extra = super().forward(src_tokens, mask, state)
+        after = extra.pop("state")
         if carry is not None:
             carry.write(after)
-        dropped = self.stack.drop_output(y)
-        return self.output(dropped).transpose(0, 1), {"outputs": y, "dropped_outputs": dropped}
+        return logits, extra
 
     def get_targets(self, sample, net_output):
         """Returns the targets [B, T]; unknown symbols are padding, which fairseq's criterions skip."""

@@ -76,6 +76,25 @@ class CharacterNetwork(Pretrained, nn.Module):
         else:
             glorot_(self.weight_out)
 
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, state=None):
+        """Returns the scores of the symbol after each position.
+
+        Args:
+            tokens: dictionary indices [B, T], as ``vocabulary.encode`` gives them.
+            mask: bool [B, T], true at real positions; None where all are.
+            state: the state to start from, [B, ·] in the stack's order; None for zeros.
+
+        Returns:
+            logits [B, T, D], -inf for entries that are not symbols; and a dictionary: the ``state`` after the
+            last position, ``outputs`` of the last layer [T, B, H], and ``dropped_outputs``, which the output
+            layer reads.
+        """
+        mask_TB = None if mask is None else mask.T
+        y, state = self.stack(self.embed(tokens.T), state, mask_TB, drop_output=False)
+        dropped = self.stack.drop_output(y)
+        extra = {"state": state, "outputs": y, "dropped_outputs": dropped}
+        return self.output(dropped).transpose(0, 1), extra
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Returns the vectors [..., V or embed_dim] of indices [...]; zeros for entries without a symbol."""
         V, symbols = len(self.indices), self.symbol_of[tokens]

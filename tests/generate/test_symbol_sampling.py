@@ -7,9 +7,11 @@ import torch
 from helpers.tiny_char_lm import TRAIN, build_model, build_task, write_corpus
 from helpers.tiny_handwriting import disturb
 
+from rhhn_fairseq.data.text.vocabulary import EOS
 from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.generate import characters
 from rhhn_fairseq.generate.characters import SamplingConfig, draw
+from rhhn_fairseq.nn import CharacterNetwork, packaged
 
 ROWS = 20_000
 LOGITS = torch.tensor([1.0, float("-inf"), 0.0, 2.0, -1.0])
@@ -86,3 +88,29 @@ def test_drawing_is_evaluation_and_reads_the_whole_prompt(tmp_path, monkeypatch)
     # In several pieces, as a prompt of more than 512 symbols.
     monkeypatch.setattr(characters, "PROMPT_CHUNK", 7)
     assert first_symbols() == expected
+
+
+def test_a_text_is_the_prompt_and_what_the_model_finds_likeliest_after_it(tmp_path):
+    network = CharacterNetwork.from_pretrained(packaged("characters"))
+    text = characters.sample(network, "import ", 25, SamplingConfig(temperature=0.0))
+    assert text.startswith("import ") and len(text) == 32
+    # The first input of a text is the end of the line before it.
+    tokens = torch.tensor([[EOS, *network.vocabulary.encode(text)]])
+    logits, _ = network(tokens)
+    assert torch.equal(logits[0, 7:-1].argmax(-1), tokens[0, 8:])
+    other = characters.sample(network, "import ", 25, SamplingConfig(seed=2))
+    assert other == characters.sample(network, "import ", 25, SamplingConfig(seed=2)) != text
+
+
+def test_a_network_reads_texts_in_parts_and_of_several_lengths():
+    network = CharacterNetwork.from_pretrained(packaged("characters")).double()
+    tokens = torch.from_numpy(network.vocabulary.encode("def read(self):\nfor name in names:")).view(2, -1)
+    whole, after = network(tokens)
+    first, extra = network(tokens[:, :7])
+    second, last = network(tokens[:, 7:], state=extra["state"])
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=0, atol=1e-12)
+    mask = torch.arange(tokens.shape[1]) < torch.tensor([[7], [tokens.shape[1]]])
+    _, short = network(tokens, mask)
+    for got, row, other in zip(short["state"], extra["state"], after["state"], strict=True):
+        torch.testing.assert_close(got, torch.stack([row[0], other[1]]), rtol=0, atol=1e-12)
+    assert len(last["state"]) == len(after["state"])

@@ -19,7 +19,17 @@ from rhhn_fairseq.generate.picture import (
     output_paths,
     smoothed,
 )
-from rhhn_fairseq.generate.strokes import Hand, WritingConfig, Written, stroke_changes, stub, write
+from rhhn_fairseq.generate.strokes import (
+    BEHIND,
+    PAST,
+    Hand,
+    WritingConfig,
+    Written,
+    of_the_text,
+    stroke_changes,
+    stub,
+    write,
+)
 from rhhn_fairseq.inspection.colours import QUANTITY_OF_LINES
 from rhhn_fairseq.inspection.plotting import LINE_COLOUR_MAP
 from rhhn_fairseq.layers.mixture import Mixture
@@ -109,6 +119,22 @@ def test_writing_ends_when_the_window_has_passed_the_text():
     (line,) = write(_speedy(model, 0.5), WritingConfig(lines=1), ["abc"], prime)
     # "ab abc " has seven characters, and reading six points moved the window already.
     assert line.finished and len(line.points) == 1 + 16 and line.primed == 6
+
+
+@pytest.mark.parametrize(
+    "pens, places, kept",
+    [
+        # Joined writing: the last stroke began in the text.
+        ([0, 1, 0, 0, 0, 0], [0, 0, 0, 0, BEHIND, PAST], 6),
+        ([0, 0, 0, 0, 0, 0], [0, 0, 0, 0, BEHIND, PAST], 6),
+        # It belongs to the word after.
+        ([0, 1, 0, 1, 0, 0], [0, 0, 0, 0, BEHIND, PAST], 4),
+        ([0, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, PAST], 5),
+        ([0, 1, 0, 0, 0, 1], [0, 0, 0, 0, BEHIND, PAST], 6),
+    ],
+)
+def test_a_stroke_that_began_in_the_text_belongs_to_it(pens, places, kept):
+    assert of_the_text(np.array([[1, 0, pen] for pen in pens]), np.array(places)) == kept
 
 
 def test_refused_writing():

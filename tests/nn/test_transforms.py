@@ -1,6 +1,7 @@
 """What asks for the loop over a cell's step: second derivatives, torch.func, hooks on inner modules."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -316,6 +317,38 @@ def test_weights_of_a_module_on_meta_are_initialised(sharded):
     torch's thread-local cache of DTensors then destroys the process group in the child."""
     done = python(f"SHARDED = {sharded}{ON_META}")
     assert done.stdout == "True\n", done.stderr
+
+
+DISTRIBUTED = f"""
+import copy, torch
+from torch.nn.parallel import DistributedDataParallel
+from rhhn_fairseq.nn import layer_of
+store = torch.distributed.FileStore(STORE, 2)
+torch.distributed.init_process_group("gloo", store=store, rank=RANK, world_size=2)
+torch.manual_seed(0)
+x, mine = torch.randn({T}, 4, {C}), slice(2 * RANK, 2 * RANK + 2)
+for cell, options in (
+    ("ln_hyperlstm", dict(num_layers=2, bidirectional=True)),
+    ("hyperrhn", dict(first_step="skip")),
+    ("rhn", dict(initial_state="learned")),
+):
+    alone = layer_of(cell)({C}, {H}, **options)
+    shared = DistributedDataParallel(copy.deepcopy(alone))
+    # Twice: after a pass without a gradient for a parameter the second would raise.
+    for _ in range(2):
+        alone(x)[0].square().mean().backward()
+        shared(x[:, mine])[0].square().mean().backward()
+    for one, other in zip(alone.parameters(), shared.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-8)
+print("equal")
+"""
+
+
+def test_two_workers_have_the_gradients_of_one(tmp_path):
+    programs = [f"RANK, STORE = {rank}, {str(tmp_path / 'store')!r}{DISTRIBUTED}" for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        for done in pool.map(python, programs):
+            assert done.stdout == "equal\n", done.stderr
 
 
 @pytest.mark.parametrize(
