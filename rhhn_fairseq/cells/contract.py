@@ -34,7 +34,8 @@ class Contract(Pretrained, nn.Module):
         update_size: number of units that the option ``recurrent_dropout`` drops in a step, if there is one.
         begins: whether the first step of a sequence without a state differs from the others, see ``begin``.
         operation: name of the fused operation that computes what ``step`` does, see ``backends``; None
-            if there is none. A subclass does not inherit it, because it may override ``step``.
+            if there is none. A subclass that defines more than properties, as of ``parametrize``, does not
+            inherit it, because it may override what ``step`` does.
         affine_weights: names of the weights that only ``ops.matmul.gemm.affine`` reads, so that they may be
             quantised.
         recurrent_weights: names of the weights that multiply a state, which ``layers.stack`` may drop;
@@ -63,7 +64,9 @@ class Contract(Pretrained, nn.Module):
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
-        cls.operation = vars(cls).get("operation")
+        own = vars(cls)
+        if not all(name.startswith("__") or isinstance(value, property) for name, value in own.items()):
+            cls.operation = own.get("operation")
 
     def __init__(self, config: StateConfig):
         super().__init__()

@@ -6,13 +6,13 @@ Shapes: T time, B batch, C input, H hidden.
 """
 
 import functools
-import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from rhhn_fairseq.cells.config import describe_config
 from rhhn_fairseq.cells.contract import Contract
@@ -65,14 +65,20 @@ class Cell(Contract):
                 is 0, mask or noise is not bool, or the backend that is asked for cannot run the pass.
         """
         self._check_shapes(x_TBC, state, {"mask": mask_TB, "resets": resets_TB}, noise)
-        computed = False
+        computed, parametrized = Tensor in map(type, vars(self).values()), "parametrizations" in self._modules
         for module in self.children():
-            # A list of weights is never called, so what computes them, such as pruning, is run here.
             for part in (module, *module.children()):
+                computed = computed or Tensor in map(type, vars(part).values())
+                parametrized = parametrized or "parametrizations" in part._modules
+                # A list of weights is never called, so what computes them, such as pruning, is run here.
                 if part._forward_pre_hooks and isinstance(part, nn.ParameterList):
                     computed = True
                     for hook in part._forward_pre_hooks.values():
                         hook(part, ())
+        if parametrized and not parametrize._cache_enabled:
+            # One weight for all steps: a parametrization may draw it, or move on with every call.
+            with parametrize.cached():
+                return self.forward(x_TBC, state, mask_TB, noise, resets_TB)
         T, B, _ = x_TBC.shape
         if mask_TB is not None:
             # A NaN times a zero gradient is NaN, so padding is cleared before it multiplies a weight.
@@ -107,36 +113,38 @@ class Cell(Contract):
         if steps_run or torch.compiler.is_compiling() or type(y) is not Tensor or not y.requires_grad:
             return y, after
         own: list[Tensor] = list(self.parameters())
-        chosen: list = list(map(operator.attrgetter("requires_grad"), own))
-        own = list(itertools.compress(own, chosen))
+        names: list[str] | None = None
         if self._forward_pre_hooks or computed or not own:
             # Pruning computes weights before a pass, and torch.nn.DataParallel replicas have tensors; looking
             # for them takes longer.
             weights = self._weights()
-            own, chosen = list(weights.values()), list(weights)
-        run = functools.partial(self._run_again, backends.make_plan("reference"), chosen)
+            own, names = list(weights.values()), list(weights)
+        run = functools.partial(self._run_again, backends.make_plan("reference"), names)
         full_pass = recompute.Pass(run, own, first, mask_TB, noise)
         return recompute.differentiable_again(full_pass, x_TBC, state, y, after)
 
     def _weights(self) -> dict[str, Tensor]:
-        """Returns what a pass computes gradients of, by its name in a ``_Runner``."""
-        # ``functional_call`` may have replaced the parameters for this pass only, as weight drop does.
-        named: dict[str, Tensor] = {f"cell.{n}": p for n, p in self.named_parameters() if p.requires_grad}
+        """Returns the weights of a pass by their names in a ``_Runner``."""
+        # ``functional_call`` may have replaced the parameters for this pass only, as weight drop does, also
+        # those that have no gradient.
+        named: dict[str, Tensor] = {f"cell.{n}": p for n, p in self.named_parameters()}
         if torch.compiler.is_compiling():
             return named
         return named | {f"cell.{name}": p for name, p in recompute.computed_weights(self).items()}
 
     def _run_again(
-        self, plan: Plan, chosen: list, values: Sequence[Tensor], *arguments
+        self, plan: Plan, names: Sequence[str] | None, values: Sequence[Tensor], *arguments
     ) -> tuple[Tensor, State]:
-        """Runs ``run_pass`` with other values of weights, of ``chosen`` names or one bool for each parameter.
-
-        They are those of the first pass: meanwhile others may have been frozen.
-        """
-        if not all(isinstance(name, str) for name in chosen):
-            chosen = list(itertools.compress((f"cell.{n}" for n, _ in self.named_parameters()), chosen))
-        named = dict(zip(chosen, values, strict=True))
-        return torch.func.functional_call(_Runner(self, plan), named, arguments)
+        """Runs ``run_pass`` with the first pass's values of weights, those of ``names`` or all parameters."""
+        if names is None:
+            names = [f"cell.{name}" for name, _ in self.named_parameters()]
+        named = dict(zip(names, values, strict=True))
+        # A pass that is run again for its gradient is not another one to take scaling vectors of.
+        taken, self.taken = self.taken, None if torch.is_grad_enabled() else self.taken
+        try:
+            return torch.func.functional_call(_Runner(self, plan), named, arguments)
+        finally:
+            self.taken = taken
 
     def run_pass(
         self,

@@ -255,8 +255,11 @@ def load_checkpoint_to_cpu(load, path, *args, **kwargs):
     resume.remember_batches(state)
     resume.add_average(path, state)
     for entry in state.get("optimizer_history", ()):
-        # Only the schedule "fixed" saves no best figure, for which every other one looks.
-        (entry.get("lr_scheduler_state") or {}).setdefault("best", None)
+        # Only the schedule "fixed" saves no best figure, for which every other one looks; a composite one has
+        # the states of others.
+        state_of_rate = entry.get("lr_scheduler_state") or {}
+        if not any(isinstance(value, dict) for value in state_of_rate.values()):
+            state_of_rate.setdefault("best", None)
     return state
 
 

@@ -191,8 +191,8 @@ def train_step(inner, self, samples, *args, **options):
     The last worker has it where the workers times --update-freq do not divide the batches of an epoch. A
     worker with nothing else computes an earlier batch in its place, so that the workers meet.
     """
-    # fully_sharded workers meet in every batch.
-    if not self.is_fsdp:
+    # fully_sharded workers, and those that share layers of experts, meet in every batch.
+    if not (self.is_fsdp or getattr(self.cfg.model, "base_layers", 0)):
         samples = [sample for sample in samples if sample] or samples[:1]
     return inner(self, samples, *args, **options)
 

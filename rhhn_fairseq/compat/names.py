@@ -19,6 +19,9 @@ FIGURES = {
     "problem_loss": ("loss", "accuracy", "mse"),
 }
 
+# Others of fairseq's log figures of their own.
+KNOWN_TASKS = ("char_lm", "gnmt_translation", "handwriting", "language_modeling", "synthetic", "translation")
+
 # Of these figures the highest is the best, of all others the lowest.
 HIGHER_IS_BETTER = ("accuracy", "bleu")
 
@@ -26,14 +29,16 @@ HIGHER_IS_BETTER = ("accuracy", "bleu")
 OPTIONAL_FIGURES = {"bleu": "--eval-bleu", "accuracy": "--report-accuracy"}
 
 
-def check_best_metric(metric: str | None, criterion: str | None, optional: Collection[str]) -> None:
+def check_best_metric(
+    metric: str | None, task: str | None, criterion: str | None, optional: Collection[str]
+) -> None:
     """Raises UsageError for a --best-checkpoint-metric that no validation with a criterion logs.
 
     Args:
-        criterion: its name; those that are not in FIGURES are not checked.
+        task, criterion: their names; those that are not in KNOWN_TASKS and FIGURES are not checked.
         optional: those of OPTIONAL_FIGURES whose option is given.
     """
-    known = FIGURES.get(criterion, ())
+    known = FIGURES.get(criterion, ()) if task in KNOWN_TASKS else ()
     if not metric or not known:
         return
     translates = known is TRANSLATION_FIGURES or criterion == "cross_entropy"

@@ -228,7 +228,7 @@ def check_command_line(namespace: Namespace) -> None:
     if "max_update" in given:
         metric = given.get("best_checkpoint_metric")
         optional = [name for name, option in OPTIONAL_FIGURES.items() if given.get(_plain(option))]
-        check_best_metric(metric, given.get("criterion"), optional)
+        check_best_metric(metric, given.get("task"), given.get("criterion"), optional)
         if metric in HIGHER_IS_BETTER:
             namespace.maximize_best_checkpoint_metric = True
 
@@ -242,7 +242,8 @@ def check_configuration(cfg: DictConfig) -> None:
     options = OPTIONAL_FIGURES.items()
     parts = (cfg.task, criterion)
     optional = [name for name, option in options if any(getattr(p, _plain(option), None) for p in parts)]
-    check_best_metric(metric, getattr(criterion, "_name", None), optional)
+    names = (getattr(part, "_name", None) for part in parts)
+    check_best_metric(metric, *names, optional)
     for section in (cfg.checkpoint, cfg.get("lr_scheduler")):
         if metric in HIGHER_IS_BETTER and hasattr(section, "maximize_best_checkpoint_metric"):
             section.maximize_best_checkpoint_metric = True

@@ -48,14 +48,30 @@ def get_batch_iterator(inner, self, dataset, *args, epoch=1, **options):
     starts, and keeps these batches for the following epochs. A restart in another epoch grouped them
     differently: in that epoch some sentences were seen twice and others never. Here batches that are kept
     are always those of epoch 1. Their order is still drawn anew for every epoch.
+
+    A training split that is also validated has two iterators here: fairseq reads it to its end with the
+    training's own, which then leaves out every second epoch. And after ``--curriculum`` epochs the batches
+    are shuffled; fairseq keeps their order, and resumes in another.
     """
     kept = not (options.get("disable_iterator_cache") or options.get("update_epoch_batch_itr"))
-    if not kept or not self.can_reuse_epoch_itr(dataset) or dataset in self.dataset_to_epoch_iter:
+    if not kept or not self.can_reuse_epoch_itr(dataset):
         return inner(self, dataset, *args, epoch=epoch, **options)
-    iterator = inner(self, dataset, *args, epoch=1, **options)
-    iterator.epoch = epoch
-    dataset.set_epoch(epoch)
-    return iterator
+    iterators = self.dataset_to_epoch_iter
+    # Of all callers, only the trainer gives this option, and only for the batches of training.
+    key = (dataset, "grouped_shuffling" in options)
+    if key not in iterators:
+        iterators[key] = made = inner(self, dataset, *args, epoch=1, **options)
+        made.epoch, build = epoch, made._get_iterator_for_epoch
+
+        def begin(epoch, shuffle, *args, **options):
+            if made.dataloader is not None:
+                made.epoch_batch_sampler.shuffle = shuffle
+            return build(epoch, shuffle, *args, **options)
+
+        made._get_iterator_for_epoch = begin
+        del iterators[dataset]
+        dataset.set_epoch(iterators.get((dataset, True), iterators[key]).epoch)
+    return iterators[key]
 
 
 @in_place_of("fairseq.trainer:Trainer.load_checkpoint")
@@ -96,21 +112,20 @@ def count_batches_of_all_workers(trainer, filename: str, state: dict) -> None:
     saved it (``remember_batches``), so older checkpoints work too. It also says how its batches were made:
     among other batches, the number would skip sentences and repeat others, which is refused.
     """
-    position = state.get("train_iterator", {})
+    position, cfg = state.get("train_iterator", {}), trainer.cfg
     before, now = position.get("workers"), trainer.data_parallel_world_size
-    if before is None or not position.get("iterations_in_epoch"):
+    begins = cfg.checkpoint.reset_dataloader or filename == cfg.checkpoint.finetune_from_model
+    if before is None or begins or not position.get("iterations_in_epoch"):
         return
-    cfg = trainer.cfg
-    if not cfg.checkpoint.reset_dataloader and filename != cfg.checkpoint.finetune_from_model:
-        for key, old in position["batching"].items():
-            new, option = OmegaConf.select(cfg, key), f"--{key.partition('.')[2].replace('_', '-')}"
-            if old != new:
-                raise UsageError(
-                    f"checkpoint {filename} was saved in mid-epoch with {option} {old}, this run has {new}: "
-                    "sentences would be skipped and others repeated; resume with the same, or give "
-                    "--reset-dataloader to begin again at epoch 1"
-                )
-    if before != now and cfg.dataset.grouped_shuffling and not cfg.checkpoint.reset_dataloader:
+    for key, old in position["batching"].items():
+        new, option = OmegaConf.select(cfg, key), f"--{key.partition('.')[2].replace('_', '-')}"
+        if old != new:
+            raise UsageError(
+                f"checkpoint {filename} was saved in mid-epoch with {option} {old}, this run has {new}: "
+                "sentences would be skipped and others repeated; resume with the same, or give "
+                "--reset-dataloader to begin again at epoch 1"
+            )
+    if before != now and cfg.dataset.grouped_shuffling:
         raise UsageError(
             f"checkpoint {filename} was saved in mid-epoch by {before} worker(s), this run has {now}: "
             "--grouped-shuffling orders batches by the number of workers; resume with as many, or give "
@@ -218,7 +233,8 @@ def continue_without_optimizer(trainer, filename: str, reset_lr_scheduler: bool)
 
 def flatten_moments(trainer) -> None:
     """The optimizer's state in older checkpoints has the shapes that vectors had, see ``saving.RENAMED``."""
-    for weight, state in trainer.optimizer.optimizer.state.items():
+    # fairseq's composite optimizer has none of its own.
+    for weight, state in getattr(trainer.optimizer.optimizer, "state", {}).items():
         for name, value in state.items():
             if weight.dim() == 1 < getattr(value, "ndim", 0):
                 state[name] = value.flatten()
@@ -434,13 +450,16 @@ def load_moments(load, self, state_dict, optimizer_overrides=None):
 
 
 @in_place_of("fairseq.optim.amp_optimizer:AMPOptimizer.__init__")
-def init_amp(init, self, *args, **kwargs):
+def init_amp(init, self, cfg, *args, **kwargs):
     """fairseq unscales gradients through one optimizer object, to clip them, and steps another that wraps it.
 
     The scaler tracks objects, so it takes the gradients for still scaled and divides them again. Adam cancels
-    most of that, except in its eps, and in the running squares when the scale changes.
+    most of that, except in its eps, and in the running squares when the scale changes. And fairseq takes the
+    scale from ``--fp16-init-scale``, and its window from ``--amp-init-scale``.
     """
-    init(self, *args, **kwargs)
+    init(self, cfg, *args, **kwargs)
+    window = {} if cfg.common.amp_scale_window is None else {"growth_interval": cfg.common.amp_scale_window}
+    self._grad_scaler = type(self.scaler)(init_scale=cfg.common.amp_init_scale, **window)
     unscale = self.scaler.unscale_
     self.scaler.unscale_ = lambda optimizer: unscale(self.fp32_optimizer)
 

@@ -137,9 +137,9 @@ def load_checkpoint(load, cfg, trainer, **kwargs):
     distribute.decided_by_rank_0(trainer, lambda: train_alone(cfg))
     cfg = with_a_good_checkpoint(cfg, trainer)
     extra_state, epochs = load(cfg, trainer, **kwargs)
+    resume.end_where_complete(trainer, extra_state, epochs)
     trainer.started, trainer.last_update = time.perf_counter(), logs.last_update(trainer, epochs)
     trainer.updates_of_an_epoch = -(-len(epochs) // trainer.cfg.optimization.update_freq[0])
-    resume.end_where_complete(trainer, extra_state, epochs)
     return extra_state, epochs
 
 
@@ -150,10 +150,12 @@ def detect_nan(inner, model):
 
 
 @in_place_of("fairseq.trainer:Trainer.valid_step")
-def valid_step(inner, self, *args, **kwargs):
+def valid_step(inner, self, sample, raise_oom=False):
     """A validation may take longer than what sends the signal waits, see ``stopping.listen``."""
-    result = inner(self, *args, **kwargs)
-    stopping.end_if_agreed(self)
+    result = inner(self, sample, raise_oom)
+    # Where memory runs out, fairseq calls it once more from within; the workers count one step.
+    if not raise_oom:
+        stopping.end_if_agreed(self)
     return result
 
 

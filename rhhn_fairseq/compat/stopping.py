@@ -35,8 +35,11 @@ def listen(trainer) -> None:
     all workers save together, as at any other time, and exit with the status that a shell reports for a
     program killed by that signal. A second Ctrl-C ends the program at once.
     """
-    REQUEST.listen(several=trainer.data_parallel_world_size > 1)
-    for names in training_loops():
+    loops = list(training_loops())
+    # A loop of another program would not act on it.
+    if loops:
+        REQUEST.listen(several=trainer.data_parallel_world_size > 1)
+    for names in loops:
         if not isinstance(names["train"], functools.partial):
             names["train"] = functools.partial(_train, names["train"])
             names["validate_and_save"] = functools.partial(_validate_and_save, names["validate_and_save"])

@@ -118,7 +118,7 @@ def measure(models: Models) -> dict:
     """Returns what the page needs to know of the models: descriptions, matrix names, scales, first texts."""
     rows = list(text_rows(models, "", MEASURED_SYMBOLS, SamplingConfig(temperature=0.7)))
     letters = models.handwriting.symbols
-    line = LINE if set(LINE) <= set(letters) else "".join(filter(str.isalpha, letters))[:8]
+    line = LINE if set(LINE) <= set(letters) else letters.replace(" ", "")[:8]
     return {
         "text": {
             "model": _description(models.characters, models.vocabulary.corpus),

@@ -27,7 +27,7 @@ class Pass(NamedTuple):
     """A pass over a sequence, without its input and state.
 
     Attributes:
-        run: runs the pass over any segment. parameters: the tensors that need gradients, in its order.
+        run: runs the pass over any segment. parameters: the weights, in its order.
         first_TB1: where sequences without a state begin; None if that makes no difference.
         mask_TB: true at real positions; None where all are. noise: drawn for the whole pass, so that
             it is the same each time.
@@ -178,7 +178,11 @@ class _InSegments(torch.autograd.Function):
         states, rest = kept[: len(dstate)], kept[len(dstate) :]
         weights = rest[: len(segments.full_pass.parameters)]
         # A weight may itself be computed from others, to which each segment would lead back.
-        parameters = [weight.detach().requires_grad_() for weight in weights]
+        needed = ctx.needs_input_grad[len(ctx.needs_input_grad) - len(weights) :]
+        values = [
+            weight.detach().requires_grad_(needs) for weight, needs in zip(weights, needed, strict=True)
+        ]
+        parameters = [value for value in values if value.requires_grad]
         dlast = [None if d is None else d.to(states[0].dtype) for d in dstate]
         needs_x = ctx.needs_input_grad[2]
         dx = torch.zeros_like(x_TBC) if needs_x else None
@@ -188,7 +192,7 @@ class _InSegments(torch.autograd.Function):
             x = x_TBC[steps].detach().requires_grad_(needs_x)
             state = [starts[number].detach().requires_grad_() for starts in states]
             with torch.enable_grad():
-                outputs = segments(parameters, steps, x, tuple(state))
+                outputs = segments(values, steps, x, tuple(state))
             dx_segment, dlast, computed = _gradients(
                 outputs, [None if dy is None else dy[steps], *dlast], x, state, parameters
             )
@@ -200,13 +204,9 @@ class _InSegments(torch.autograd.Function):
                     sum_ += new
             del dx_segment, computed
         dfirst = [None if d is None else d.to(dtype) for d, dtype in zip(dlast, ctx.types, strict=True)]
-        return (
-            None,
-            None,
-            dx,
-            *dfirst,
-            *(sum_.to(p.dtype) for sum_, p in zip(total, parameters, strict=True)),
-        )
+        sums = iter(total)
+        computed = [next(sums).to(value.dtype) if value.requires_grad else None for value in values]
+        return None, None, dx, *dfirst, *computed
 
 
 def _gradients(outputs, gradients, x, state, parameters):

@@ -229,13 +229,17 @@ class SplitDataset(FairseqDataset):
 
 
 def problem_sample(batch: ProblemBatch) -> dict:
-    """Returns a batch as fairseq's sample; ``ntokens`` counts the steps that are read."""
+    """Returns a batch as fairseq's sample; ``ntokens`` counts the steps that are read.
+
+    Sums to predict are float64: fairseq casts float32 to half precision, which is too coarse for a target.
+    """
     B, T, _ = batch.inputs.shape
+    target = torch.from_numpy(batch.targets)
     return {
         "id": torch.arange(B),
         "nsentences": B,
         "ntokens": B * T,
         "net_input": {"inputs": torch.from_numpy(batch.inputs)},
-        "target": torch.from_numpy(batch.targets),
+        "target": target.double() if target.is_floating_point() else target,
         "number": batch.number,
     }

@@ -9,6 +9,7 @@ from helpers.programs import run
 from helpers.tiny_char_lm import build_task, write_corpus
 
 import rhhn_fairseq.plugin  # noqa: F401  (replaces the functions of fairseq)
+from rhhn_fairseq.compat.names import check_best_metric
 from rhhn_fairseq.errors import UsageError
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
@@ -41,6 +42,12 @@ def test_what_does_not_go_together_is_named(tmp_path):
     outcome = run("train", [tmp_path / "data", *model, "--cpu", "--save-dir", tmp_path / "new", *given])
     assert outcome.kind == "refused", outcome.text
     assert "choose from loss, nll_loss, ppl" in outcome.text
+
+
+def test_figures_of_fairseqs_other_tasks_are_theirs():
+    check_best_metric("em_error", "nlu_finetuning", "label_smoothed_cross_entropy", ())
+    with pytest.raises(UsageError, match="logs no such figure"):
+        check_best_metric("em_error", "translation", "label_smoothed_cross_entropy", ())
 
 
 def test_hydra_names_a_missing_model(tmp_path):

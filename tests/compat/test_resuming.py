@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from helpers.in_process import LOG, char_lm, train
 from helpers.lock_holder import holder
 
 from rhhn_fairseq.cli.average import average
+from rhhn_fairseq.compat import distribute, resume, start, stopping
 from rhhn_fairseq.errors import UsageError
 
 
@@ -86,6 +88,8 @@ def test_batches_grouped_by_the_number_of_workers_are_refused(corpus, uninterrup
     with pytest.raises(UsageError, match="by 2 worker.s., this run has 1: --grouped-shuffling"):
         train(*char_lm(corpus, tmp_path / "rest", *options))
     assert train(*char_lm(corpus, tmp_path / "rest", *options, "--reset-dataloader")).updates
+    anew = ["--finetune-from-model", saved, "--grouped-shuffling", "--max-update", 1]
+    assert train(*char_lm(corpus, tmp_path / "tuned", *anew)).updates
 
 
 @pytest.mark.slow
@@ -362,6 +366,74 @@ def test_translation_in_mid_epoch_with_other_batches_is_refused(tmp_path):
     refused = pytest.raises(UsageError, match="in mid-epoch with --max-tokens 100, this run has 200")
     with refused:
         train(*tiny_translation.lstm(data, tmp_path / "run", "--max-update", 9, "--max-tokens", 200, size=8))
+
+
+def test_batches_are_shuffled_after_the_curriculum_and_a_restart_has_their_order(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    data = tiny_translation.prepare(tmp_path / "corpus")
+
+    def losses(run, *options):
+        line = tiny_translation.lstm(data, tmp_path / run, *LOG, "--num-workers", 0, *options, size=8)
+        return train(*line).losses
+
+    end = ["--curriculum", 1, "--max-epoch", 2]
+    whole, in_order = (
+        losses("whole", *end, "--no-save"),
+        losses("order", "--curriculum", 2, *end[2:], "--no-save"),
+    )
+    updates = len(whole) // 2
+    assert whole[:updates] == in_order[:updates] and whole[updates:] != in_order[updates:]
+    losses("cut", *end, "--max-update", updates + 5)
+    assert losses("cut", *end) == whole[updates + 5 :]
+
+
+def test_a_composite_optimizer_resumes(tmp_path):
+    """Its state and its schedule's are those of its parts, by name."""
+    parts = {"encoder": {"best": 1.0}, "decoder": {}}
+    history = [{"lr_scheduler_state": parts}, {"lr_scheduler_state": {}}]
+    torch.save({"model": {}, "optimizer_history": history}, tmp_path / "saved.pt")
+    loaded = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "saved.pt"))["optimizer_history"]
+    assert [entry["lr_scheduler_state"] for entry in loaded] == [parts, {"best": None}]
+    resume.flatten_moments(SimpleNamespace(optimizer=SimpleNamespace(optimizer=object())))
+
+
+def test_signals_are_left_to_programs_with_a_loop_of_their_own(monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(stopping, "training_loops", lambda: iter(()))
+    stopping.listen(SimpleNamespace(data_parallel_world_size=1))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_batch_that_is_tried_again_is_one_step(monkeypatch):
+    """All workers count as many."""
+    steps, inner = [], []
+    monkeypatch.setattr(stopping, "end_if_agreed", steps.append)
+
+    def valid_step(trainer, sample, raise_oom):
+        inner.append(raise_oom)
+        return inner[-1] or start.valid_step(valid_step, trainer, sample, raise_oom=True)
+
+    assert start.valid_step(valid_step, "trainer", {}) and (steps, inner) == (["trainer"], [False, True])
+
+
+def test_workers_that_share_experts_meet_in_every_batch():
+    for options, seen in (({}, [1]), ({"base_layers": 1}, [1, {}])):
+        trainer = SimpleNamespace(is_fsdp=False, cfg=SimpleNamespace(model=SimpleNamespace(**options)))
+        assert distribute.train_step(lambda trainer, samples: samples, trainer, [1, {}]) == seen
+
+
+def test_a_training_that_also_validates_its_own_split_sees_every_epoch(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    data, losses = tiny_translation.prepare(tmp_path / "corpus"), []
+    for subsets in ("valid", "valid,train"):
+        line = [
+            *tiny_translation.lstm(data, tmp_path / subsets, "--max-epoch", 3, "--no-save", size=8),
+            *("--valid-subset", subsets, "--validate-interval-updates", 10, "--num-workers", 0),
+        ]
+        log = train(*(option for option in line if option != "--disable-validation"))
+        losses.append(log.losses)
+        assert [message.startswith("end of epoch 3") for message in log.messages].count(True) == 1
+    assert losses[0] == losses[1] and len(losses[0]) > 30
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,9 @@ def test_models_whose_weights_do_not_change():
     assert about["text"]["names"] == [] and about["line"]["names"] == about["drawings"]["names"] == ()
     assert about["text"]["prompt"] == "" and about["line"]["text"] == "abcdeh"
     assert [row["changes"] for row in text_rows(models, "ab", 3, SamplingConfig())] == [[]] * 5
-    for model, text in ((models.handwriting, "ab"), (models.kanji, None)):
+    models.handwriting.symbol_codes.copy_(torch.tensor(list(map(ord, " 012345"))))
+    assert measure(models)["line"]["text"] == "012345"
+    for model, text in ((models.handwriting, "01"), (models.kanji, None)):
         *rows, last = line_rows(model, text, WritingConfig(points=7))
         assert len(rows) == 8 and {row["change"] for row in rows} == {0.0}
         assert last["finished"] == (text is None)

@@ -185,13 +185,23 @@ def test_amp_divides_by_the_scale_once():
     config = {"optimizer": {"lr": [0.1], "adam_betas": "(0.9, 0.999)", "adam_eps": 1e-8, "weight_decay": 0.0}}
     config["optimizer"] |= {"use_old_adam": True, "fp16_adam_stats": False, "_name": "adam"}
     config = OmegaConf.create(
-        config | {"common": {"fp16_init_scale": 128, "min_loss_scale": 1e-4, "tpu": False}}
+        config
+        | {
+            "common": {
+                "fp16_init_scale": 4,
+                "amp_init_scale": 128,
+                "amp_scale_window": 9,
+                "min_loss_scale": 1e-4,
+                "tpu": False,
+            }
+        }
     )
     adam = FairseqAdam(config.optimizer, [weight])
     optimizer = AMPOptimizer(config, [weight], adam)
     factors = torch.arange(1.0, 5.0, device="cuda")
     optimizer.backward((weight * factors).sum())
     assert weight.grad.tolist() == [128, 256, 384, 512]
+    assert optimizer.scaler.get_growth_interval() == 9
     norm = optimizer.clip_grad_norm(0.0)
     assert norm.item() == pytest.approx(30**0.5)
     optimizer.step()

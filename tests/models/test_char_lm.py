@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.logging import metrics
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from helpers.in_process import Optimizer
 from helpers.tiny_char_lm import TRAIN, VALID, build_model, build_task, direct_bpc, iterator, write_corpus
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +42,12 @@ def test_backends_of_a_gpu_are_described_without_one():
     assert training.startswith("training with T=100, B=128 on cuda in bfloat16:\n")
     assert "torch_nn   torch.nn has no recurrent dropout" in training
     assert "* torch_nn" in decoding and "native     native runs on the CPU only" in decoding
+
+
+def test_backends_on_a_cpu_are_described_without_the_weights():
+    config = MODEL_DATACLASS_REGISTRY["lstm_ptb"]()
+    real = MODEL_REGISTRY["lstm_ptb"].for_vocabulary(config, 50)
+    assert describe_backends(build_empty("lstm_ptb")) == describe_backends(real)
 
 
 def test_only_symbols_that_occur_have_weights_and_scores(corpus):

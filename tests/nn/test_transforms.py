@@ -1,5 +1,6 @@
 """What asks for the loop over a cell's step: second derivatives, torch.func, hooks on inner modules."""
 
+import copy
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, vmap
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
 
 from rhhn_fairseq.cells import CELLS, build_cell, cell_options
 from rhhn_fairseq.errors import UsageError
@@ -317,6 +318,48 @@ def test_weights_of_a_module_on_meta_are_initialised(sharded):
     torch's thread-local cache of DTensors then destroys the process group in the child."""
     done = python(f"SHARDED = {sharded}{ON_META}")
     assert done.stdout == "True\n", done.stderr
+
+
+class DrawnWeights(nn.Module):
+    """A parametrization that draws another weight each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn = []
+
+    def forward(self, weight):
+        self.drawn.append(weight * (torch.rand_like(weight) < 0.5))
+        return self.drawn[-1]
+
+
+@pytest.mark.parametrize("cell, inner", [("lstm", ""), ("ln_hyperlstm", "hyper"), ("mogrifier_lstm", "")])
+def test_a_parametrization_computes_a_weight_once_a_pass(cell, inner):
+    rnn, x = _build(cell), _x(T, B, C)
+    owner, operation = rnn.stack.cells[0].get_submodule(inner), rnn.stack.cells[0].operation
+    for parameter in rnn.parameters():
+        # Hypernetworks start without an effect.
+        nn.init.normal_(parameter, std=0.5)
+    expected, made = copy.deepcopy(rnn), DrawnWeights()
+    parametrize.register_parametrization(owner, "weight_h", made)
+    assert rnn.stack.cells[0].operation == operation
+    made.drawn.clear()
+    y, _ = rnn(x)
+    (weight,) = made.drawn
+    expected.stack.cells[0].get_submodule(inner).weight_h.data.copy_(weight)
+    torch.testing.assert_close(y, expected(x)[0], rtol=0, atol=1e-12)
+    y.sum().backward()
+    assert owner.parametrizations.weight_h.original.grad.abs().sum() > 0
+
+
+def test_second_derivatives_reach_a_weight_that_was_computed():
+    cell, x = build_cell("lstm", C, H).double(), _x(T, B, C)
+    source = cell.weight_h.detach().clone().requires_grad_()
+    del cell.weight_h
+    cell.weight_h = 2 * source
+    loss = cell(x)[0].sum()
+    (first,) = torch.autograd.grad(loss, source, create_graph=True)
+    assert first.requires_grad
+    torch.testing.assert_close(first, torch.autograd.grad(cell(x)[0].sum(), source)[0])
 
 
 DISTRIBUTED = f"""

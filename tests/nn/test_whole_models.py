@@ -87,6 +87,9 @@ def test_a_handwriting_model_without_a_text(tmp_path):
     drawing = run_alone(tmp_path, "")
     # The point that the pen touches first, and 400 drawn ones.
     assert len(re.findall("[ML]", drawing)) == 401 and re.search('d="M0.0 0.0L', drawing)
+    # Whatever the corpus's units.
+    heights = [float(y) for y in re.findall(r"[ML]\S+ ([-\d.]+)", drawing)]
+    assert max(heights) - min(heights) == pytest.approx(100, abs=0.11)
 
 
 @torch.no_grad()

@@ -8,7 +8,9 @@ from helpers.fused_cells import RHN_NOISE, backends, run_pass
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import prune
 
+from rhhn_fairseq.cells import take_scaling
 from rhhn_fairseq.cells.registry import CELLS, build_cell, cell_options
+from rhhn_fairseq.nn import LSTM, HyperLSTM
 from rhhn_fairseq.ops import recompute
 
 C, H, T, B = 4, 6, 7, 3
@@ -69,9 +71,37 @@ def test_noise_is_drawn_once():
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("dropped", [True, False])
+def test_weights_without_a_gradient_are_those_of_the_first_pass(dropped):
+    """Which weight drop and ``functional_call`` replace for the pass."""
+    found = []
+    for steps in (0, 2):
+        torch.manual_seed(0)
+        rnn = LSTM(C, H, weight_drop=0.5 * dropped, recompute_steps=steps, dtype=torch.float64)
+        rnn.stack.cells[0].weight_h.requires_grad_(False)
+        x, others = torch.randn(T, B, C, dtype=torch.float64, requires_grad=True), {}
+        if not dropped:
+            others = {name: 2 * weight.detach() for name, weight in rnn.named_parameters()}
+        torch.manual_seed(1)
+        torch.func.functional_call(rnn, others, x)[0].square().sum().backward()
+        found.append([x.grad, *(p.grad for p in rnn.parameters() if p.grad is not None)])
+    assert len(found[0]) == (3 if dropped else 1)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_scaling_is_taken_of_one_pass():
+    rnn, x = HyperLSTM(C, H, recompute_steps=2), torch.randn(T, B, C)
+    with take_scaling(rnn.stack.cells) as vectors:
+        rnn(x)[0].sum().backward()
+    assert vectors[0].shape == (T, B, 4, H)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("what", ["weight", "mask", "noise"])
-def test_what_changes_before_the_backward_pass_is_an_error(what):
+def test_what_changes_before_the_backward_pass_is_an_error(what, frozen):
     cell = _cell("lstm", recompute_steps=2)
+    cell.weight_h.requires_grad_(not frozen)
     mask, noise = torch.ones(T, B, dtype=torch.bool), cell.sample_noise(T, B)
     y, _ = cell(torch.randn(T, B, C, dtype=torch.float64), None, mask, noise)
     with torch.no_grad():

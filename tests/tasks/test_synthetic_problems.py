@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import torch
+from fairseq.utils import apply_to_sample
 
 from rhhn_fairseq.data.common.manifest import SPLITS
 from rhhn_fairseq.data.problems.generated import Adding, Copying, TemporalXor
@@ -12,6 +14,7 @@ from rhhn_fairseq.tasks.synthetic import (
     FreshBatches,
     StoredBatches,
     evaluation_set,
+    problem_sample,
     training_set,
 )
 
@@ -70,6 +73,14 @@ def test_adding_is_the_sum_of_one_number_of_each_half(steps):
     assert marks[:, :half].any(axis=0).all() and marks[:, half:].any(axis=0).all(), (
         "every step is marked once"
     )
+
+
+def test_half_precision_leaves_the_sums_to_predict_as_they_are():
+    sample = problem_sample(FreshBatches(Adding(9), 50, 1, 1).batch(0))
+    # As fairseq's trainer does with --bf16.
+    halved = apply_to_sample(lambda x: x.bfloat16() if x.dtype == torch.float32 else x, sample)
+    assert torch.equal(halved["target"], sample["target"])
+    assert halved["net_input"]["inputs"].dtype == torch.bfloat16
 
 
 def test_every_third_bit_is_the_exclusive_or_of_the_two_before_it():

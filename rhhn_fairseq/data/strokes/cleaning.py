@@ -39,6 +39,8 @@ class CleaningConfig:
         check_fields(self, flags=True)
         if self.max_points and self.max_points < self.min_points:
             raise UsageError(f"--max-points {self.max_points} is below --min-points {self.min_points}")
+        if self.outliers == "none" and self.max_step != CleaningConfig.max_step:
+            raise UsageError(f"--max-step {self.max_step} is for --outliers drop or clip")
 
 
 def clean(line: Line, config: CleaningConfig) -> tuple[np.ndarray | str, int]:

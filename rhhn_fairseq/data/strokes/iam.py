@@ -26,13 +26,18 @@ from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.files import read_regular, read_within, readable
 
 PROTOCOLS = {
-    "task1": {"train": ["trainset"], "valid": ["testset_v"], "valid1": ["testset_t"], "test": ["testset_f"]},
+    "task1": {
+        "train": ["trainset"],
+        "valid": ["testset_v"],
+        "valid_second": ["testset_t"],
+        "test": ["testset_f"],
+    },
     "graves": {"train": ["trainset", "testset_t", "testset_f"], "valid": ["testset_v"]},
 }
 """Which of the benchmark's sets make up each split.
 
-``task1`` keeps them apart, ``valid1`` being the second validation set. ``graves`` trains on all but the
-smaller validation set (Graves 2013, section 4.2), so it has no test split.
+``task1`` keeps them apart; fairseq-train ends where it sees files of a ``valid1`` that are not combined.
+``graves`` trains on all but the smaller validation set (Graves 2013, section 4.2), so it has no test split.
 """
 
 SETS = ("trainset", "testset_v", "testset_t", "testset_f")

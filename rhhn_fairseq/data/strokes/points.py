@@ -30,7 +30,7 @@ class Loaded:
     """The lines of a corpus.
 
     Attributes:
-        splits: the lines by the name of their split: train, valid, perhaps valid1, perhaps test.
+        splits: the lines by the name of their split: train, valid, perhaps valid_second, perhaps test.
         inputs: for each file or folder that was read its name, size in bytes and SHA-256.
         notes: what users should know, as counts by a short description.
     """

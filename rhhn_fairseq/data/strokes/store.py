@@ -21,7 +21,7 @@ STROKES = ManifestForm(
     "handwriting",
     kind="strokes",
     format=1,
-    files=r"(train|valid1?|test)\.(points\.npy|starts\.npy|jsonl)",
+    files=r"(train|valid|valid_second|test)\.(points\.npy|starts\.npy|jsonl)",
     identity=("sha256",),
 )
 

@@ -43,6 +43,8 @@ if __name__ == "__main__":
     offsets, pens = zip(*write(*sys.argv[1:]), strict=True)
     # The pen touches the paper at the origin.
     places = np.cumsum([(0.0, 0.0), *offsets], axis=0)
+    # A corpus has units of its own; a line is 100 high.
+    places *= 100 / max(np.ptp(places[:, 1]), 0.01 * np.ptp(places[:, 0]), 1e-9)
     letters = ["M", "L", *np.where(pens[:-1], "M", "L")]
     path = "".join(f"{letter}{x:.1f} {y:.1f}" for letter, (x, y) in zip(letters, places, strict=True))
     (x, y), (right, bottom) = places.min(0) - 5, places.max(0) + 5

@@ -267,7 +267,10 @@ def _try_native(x: Tensor, w: Tensor, add: Tensor | None, gemm: str | None) -> T
 
 
 def fits_few_rows(x: Tensor, w: Tensor) -> bool:
-    """Whether compiled code is faster for a product [M, K] by [K, N] of ``native.FEW_ROWS`` rows."""
+    """Whether compiled code is faster for a product [M, K] by [K, N] of ``native.FEW_ROWS`` rows.
+
+    w may be on the meta device, as of a model that is described.
+    """
     asked = policy.current()
     return (
         len(x) in native.FEW_ROWS
@@ -275,7 +278,8 @@ def fits_few_rows(x: Tensor, w: Tensor) -> bool:
         and w.shape[0] >= FEW_ROWS_INPUT
         and 1 in w.stride()
         and x.dtype == w.dtype == torch.float32
-        and x.device.type == w.device.type == "cpu"
+        and x.device.type == "cpu"
+        and w.device.type in ("cpu", "meta")
         and type(x).__torch_dispatch__ is type(w).__torch_dispatch__ is PLAIN
         and asked.kernel in (None, "native")
         and asked.matmul in (None, "native")

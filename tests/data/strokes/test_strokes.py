@@ -87,6 +87,8 @@ def test_outliers():
     points, count = clean(line, CleaningConfig())
     assert count == 0 and points is line.points
     assert clean(line, CleaningConfig(outliers="drop", max_step=600))[1] == 0
+    with pytest.raises(UsageError, match="--max-step 20 is for --outliers drop or clip"):
+        CleaningConfig(max_step=20)
     assert line.points[:, 0].tolist() == [0, 1, 1, 500, -500, 1, 1, 1] and line.points[:, 2].sum() == 2
     # A step within a stroke leaves no end of a stroke behind.
     assert clean(_line([0, 1, 500, 1, 1]), CleaningConfig(outliers="drop"))[0][:, 2].tolist() == [0, 0, 0, 1]

@@ -7,6 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from helpers.in_process import train
 from helpers.strokes_cli import (
     FORMS,
     contents,
@@ -108,7 +109,7 @@ def test_iam_splits_follow_the_benchmark(tmp_path, capsys):
     small = ["--min-points", 2]
     assert run("iam", "--from-dir", source, "--dest", tmp_path / "data", *small) == 0
     for number, (split, form) in enumerate(
-        zip(("train", "valid", "valid1", "test"), FORMS.values(), strict=True)
+        zip(("train", "valid", "valid_second", "test"), FORMS.values(), strict=True)
     ):
         found = StrokeSplit(tmp_path / "data", split)
         assert found.names == [f"{form}-01", f"{form}-02"]
@@ -117,7 +118,10 @@ def test_iam_splits_follow_the_benchmark(tmp_path, capsys):
         assert [len(stroke) for stroke in strokes] == [4, 2]
         # From (100, 50 + number) to the second line's last point (153, 60).
         assert strokes[1][-1].tolist() == [53, 10 - number]
-    assert StrokeManifest.load(tmp_path / "data").splits == ("train", "valid", "valid1", "test")
+    assert StrokeManifest.load(tmp_path / "data").splits == ("train", "valid", "valid_second", "test")
+    model = ["--arch", "handwriting", "--hidden-size", 4, "--mixtures", 1, "--max-epoch", 1]
+    log = train(tmp_path / "data", *model, "--valid-subset", "valid,valid_second", "--cpu", "--no-save")
+    assert any("valid_second" in message for message in log.messages)
     options = ["--protocol", "graves", "--dest", tmp_path / "graves", *small]
     assert run("iam", "--from-dir", source, *options) == 0
     counts = manifest_of(tmp_path / "graves")["splits"]
@@ -231,7 +235,7 @@ def test_incomplete_iam(tmp_path, capsys):
     message = error_of(capsys, "iam", "--from-dir", source, *options)
     assert "a01-000u-01: is in two of the benchmark's sets" in message
     (source / "testset_t.txt").write_text("")
-    assert "the valid1 split has no lines" in error_of(capsys, "iam", "--from-dir", source, *options)
+    assert "the valid_second split has no lines" in error_of(capsys, "iam", "--from-dir", source, *options)
 
 
 def test_stroke3_lists(tmp_path, capsys):
