@@ -24,7 +24,7 @@ class Carry:
     @property
     def after(self) -> State:
         """The first model's state after the opened chunk."""
-        return self._after[0]
+        return (self._after or self._start)[0]
 
     def open(self, chunk: int) -> "Carry":
         """Moves to ``chunk``; ``read`` then gives the state before it.
@@ -38,7 +38,8 @@ class Carry:
         if chunk == 0:
             self._start = []
         elif chunk == self.chunk + 1:
-            self._start = self._after
+            # A pass that ran out of memory wrote none; fairseq goes on with the next batch.
+            self._start = self._after or self._start
         elif chunk != self.chunk:
             raise RuntimeError(f"chunk {chunk} came after chunk {self.chunk}, the batch order is broken")
         self.chunk, self._after, self._read = chunk, [], 0

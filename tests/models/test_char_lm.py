@@ -265,6 +265,9 @@ def test_carry_keeps_the_order():
     assert carry.open(1).read()[0] == 1, "a repeated batch starts where it did"
     with pytest.raises(RuntimeError, match="chunk 5 came after chunk 1"):
         carry.open(5)
+    carry.write((torch.zeros(1),))
+    carry.open(2).read()
+    assert carry.after == (0,) and carry.open(3).read()[0] == 0, "a batch without a result leaves the state"
     assert carry.open(0).read() is None
 
 
