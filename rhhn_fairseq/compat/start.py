@@ -137,9 +137,10 @@ def load_checkpoint(load, cfg, trainer, **kwargs):
     distribute.decided_by_rank_0(trainer, lambda: train_alone(cfg))
     cfg = with_a_good_checkpoint(cfg, trainer)
     extra_state, epochs = load(cfg, trainer, **kwargs)
-    resume.end_where_complete(trainer, extra_state, epochs)
-    trainer.started, trainer.last_update = time.perf_counter(), logs.last_update(trainer, epochs)
+    trainer.last_update = logs.last_update(trainer, epochs)
     trainer.updates_of_an_epoch = -(-len(epochs) // trainer.cfg.optimization.update_freq[0])
+    resume.end_where_complete(trainer, extra_state, epochs)
+    trainer.started = time.perf_counter()
     return extra_state, epochs
 
 

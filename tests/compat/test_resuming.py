@@ -387,13 +387,14 @@ def test_batches_are_shuffled_after_the_curriculum_and_a_restart_has_their_order
     assert losses("cut", *end) == whole[updates + 5 :]
 
 
-def test_a_composite_optimizer_resumes(tmp_path):
+def test_a_composite_optimizer_resumes(uninterrupted, tmp_path):
     """Its state and its schedule's are those of its parts, by name."""
     parts = {"encoder": {"best": 1.0}, "decoder": {}}
-    history = [{"lr_scheduler_state": parts}, {"lr_scheduler_state": {}}]
-    torch.save({"model": {}, "optimizer_history": history}, tmp_path / "saved.pt")
+    state = torch.load(uninterrupted[1] / "checkpoint_last.pt", weights_only=True)
+    state["optimizer_history"] = [{"lr_scheduler_state": parts}, {"lr_scheduler_state": {"lr": 1}}]
+    torch.save(state, tmp_path / "saved.pt")
     loaded = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "saved.pt"))["optimizer_history"]
-    assert [entry["lr_scheduler_state"] for entry in loaded] == [parts, {"best": None}]
+    assert [entry["lr_scheduler_state"] for entry in loaded] == [parts, {"lr": 1, "best": None}]
     resume.flatten_moments(SimpleNamespace(optimizer=SimpleNamespace(optimizer=object())))
 
 

@@ -183,6 +183,9 @@ def test_a_validation_is_made_up_for(corpus, tmp_path, monkeypatch, interval, pa
     assert len(validations(expected)) > 2 and not validations(first)
     assert validations(second) == validations(expected)
     both = first.updates + second.updates
+    # Where nothing is left to train, no update is summed up; the validation is none.
+    told = [message for message in second.messages if "the first in" in message]
+    assert [message.rpartition(" loss ")[2] for message in told] == [u["loss"] for u in second.updates[:1]]
     assert [update["loss"] for update in both] == expected.losses
     assert [update["lr"] for update in both] == [update["lr"] for update in expected.updates]
     for name in ("best", "last"):
