@@ -103,7 +103,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
     add("--hours", type=float, metavar="H", help="stop after H hours of training")
     add("--patience", type=int, metavar="N", help="stop after N validations without a better figure")
     add("--scale", type=float, default=1.0, metavar="S", help="shrink width, data and budget, in (0, 1]")
-    add("--precision", choices=("float32", "bfloat16"), default="float32", help="type of the training")
+    add("--precision", choices=("float32", "bfloat16"), help="type of the training (default: float32)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="of the training")
     add("--threads", type=int, default=1, metavar="N", help="threads of a training on the CPU (default: 1)")
     add("--from-dir", type=Path, metavar="DIR", help="directory of the corpus's files (default: download)")
@@ -117,9 +117,11 @@ def _runs(table: Table, args: argparse.Namespace, extra: tuple[str, ...]) -> lis
     """Returns the runs that a command line names; UsageError for unknown rows."""
     rows = [table.row(name) for name in args.rows] or list(table.rows)
     budget = {name: value for name in LIMITS if (value := getattr(args, name)) is not None}
-    recipes = {row.name: (args.precision, budget, extra) for row in rows}
+    recipes = {row.name: (args.precision or "float32", budget, extra) for row in rows}
     if args.recipe == "published":
-        recipes = {row.name: _published(table, row.name, args.scale) for row in rows}
+        for name in recipes:
+            precision, limits, further = _published(table, name, args.scale)
+            recipes[name] = (args.precision or precision, limits | budget, (*further, *extra))
     return [Run(table, row, seed, args.scale, *recipes[row.name]) for seed in args.seeds for row in rows]
 
 

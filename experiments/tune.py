@@ -160,9 +160,10 @@ def width_of(options: dict, parameters: int, vocab_size: int) -> int:
 
 
 def seconds_per_update(options: dict, vocab_size: int, length: int) -> float:
-    """Returns the processor time of one update on random text, the mean of a few, in seconds per thread.
+    """Returns the processor time of one update on random text with one thread, the mean of a few, in seconds.
 
-    Processor time, because other programs may share the machine; one update is forward, backward and Adam.
+    Trials have one thread, too. Processor time, because other programs may share the machine; one update is
+    forward, backward and Adam.
 
     Args:
         length: symbols that each of ``batch_size`` lanes reads.
@@ -179,10 +180,9 @@ def seconds_per_update(options: dict, vocab_size: int, length: int) -> float:
         torch.nn.utils.clip_grad_norm_(model.parameters(), BASE_RECIPE["clip_norm"])
         optimizer.step()
 
-    threads = torch.get_num_threads()
-    timer = Timer("update()", globals={"update": update}, timer=time.process_time, num_threads=threads)
+    timer = Timer("update()", globals={"update": update}, timer=time.process_time, num_threads=1)
     # Two more before these also set up memory and compiled code.
-    return timer.timeit(TIMED_UPDATES).mean / threads
+    return timer.timeit(TIMED_UPDATES).mean
 
 
 class Tuning:

@@ -85,12 +85,16 @@ def build_empty(arch: str, vocab_size: int | None = None, cell: str | None = Non
     import torch
     from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 
+    from rhhn_fairseq.compat.recipes import recipe_of
     from rhhn_fairseq.models.classifier_table import BASE_PROBLEM
 
     if arch not in known:
         hint = nearest(arch, known) or f"choose from {', '.join(known)}"
         raise UsageError(f"--arch {arch} is unknown, {hint}")
     kind, config, row = MODEL_REGISTRY[arch], MODEL_DATACLASS_REGISTRY[arch](), architecture_rows().get(arch)
+    for name, value in recipe_of(arch, {}).items():
+        if hasattr(config, name):
+            setattr(config, name, value)
     if cell is not None:
         config.cell = cell
     with torch.device("meta"):

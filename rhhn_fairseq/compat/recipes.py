@@ -40,6 +40,8 @@ ALTERNATIVES = {
 }
 # These depend on the criterion, which defines the metrics.
 METRIC = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
+# fairseq's own task would count pieces as words.
+BLEU = ("eval_bleu", "eval_bleu_args")
 
 # fairseq copies these values by interpolation, which may already be resolved.
 COPIES = {
@@ -80,6 +82,8 @@ def _applies(name: str, recipe: Mapping, components: Mapping) -> bool:
         return (components["optimizer"] == "adam_l1") == (recipe["optimizer"] == "adam_l1")
     if name in METRIC:
         return components["criterion"] == recipe["criterion"]
+    if name in BLEU:
+        return components["task"] == recipe["task"]
     owners = [kind for kind in COMPONENTS if name in fields_of(kind, recipe)]
     return not owners or any(name in fields_of(kind, components) for kind in owners)
 
@@ -183,7 +187,7 @@ def fill_tree(cfg: DictConfig, keys: set[str]) -> None:
         if section in COMPONENTS and option in ("", "_name"):
             # A component that is set to null counts as not given.
             given |= {section: names[section]} if names[section] is not None else {}
-        elif option and section in (*COMPONENTS, *SECTIONS):
+        elif option and section in ("model", *COMPONENTS, *SECTIONS):
             given[option] = OmegaConf.select(cfg, key)
     filled = fill(names["model"], given)
     before = OmegaConf.to_container(cfg, resolve=False)
@@ -210,7 +214,8 @@ def _section(cfg: DictConfig, name: str) -> str:
         if name in FairseqConfig.__dataclass_fields__[section].type.__dataclass_fields__:
             return section
     names = {kind: _name(cfg.get(kind)) for kind in COMPONENTS}
-    return next(kind for kind in COMPONENTS if name in fields_of(kind, names))
+    # What none of them has is the model's own, as the sizes of ``handwriting``.
+    return next((kind for kind in COMPONENTS if name in fields_of(kind, names)), "model")
 
 
 def _set(cfg: DictConfig, section: str, name: str, value, keys: set[str]) -> None:

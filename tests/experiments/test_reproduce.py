@@ -74,6 +74,17 @@ def test_options_of_a_run_are_the_row_s_the_budget_s_and_the_seed():
     assert scaled["max_epoch"] == 7
 
 
+def test_a_published_recipe_may_be_changed():
+    words = ["ha-ptb", "lstm_ptb", "--recipe", "published"]
+    published, other = (
+        reproduce._runs(HA, *reproduce._parse([*words, *more]))[0]
+        for more in ([], ["--epochs", "1", "--precision", "float32", "--", "--lr", "0.001"])
+    )
+    assert published.budget == {"epochs": 25} and published.precision == "bfloat16"
+    assert other.budget == published.budget | {"epochs": 1} and other.precision == "float32"
+    assert other.extra == (*published.extra, "--lr", "0.001")
+
+
 @pytest.mark.parametrize(
     "table, text, figure",
     [

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fairseq import options
 from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.dataclass.configs import FairseqConfig
@@ -21,6 +22,7 @@ from rhhn_fairseq.compat.recipes import (
     recipe_of,
 )
 from rhhn_fairseq.models import char_lm_table, classifier_table, gnmt_table, handwriting_table
+from rhhn_fairseq.models.handwriting import Handwriting, HandwritingConfig
 from rhhn_fairseq.models.options import Architecture
 
 # Hydra deprecates what fairseq's own configuration and start-up rest on.
@@ -148,6 +150,26 @@ def test_a_tree_is_filled_in_as_a_command_line():
     again = OmegaConf.to_container(cfg)
     fill_tree(cfg, {"model._name", "task.data"})
     assert OmegaConf.to_container(cfg) == again
+
+
+def test_a_recipe_with_sizes_fills_in_the_model():
+    cfg = tree(model={"_name": "handwriting", "mixtures": 3})
+    fill_tree(cfg, {"model._name", "model.mixtures"})
+    sizes = {"_name": "handwriting", "mixtures": 3, "hidden_size": 256, "window": -1, "window_start": "first"}
+    assert cfg.model == sizes and cfg.optimization.max_epoch == 8
+    parameters = count_parameters(build_empty("handwriting", 57))
+    model = HandwritingConfig(hidden_size=256, mixtures=8, window=-1, window_start="first")
+    with torch.device("meta"):
+        assert parameters == count_parameters(Handwriting.for_vocabulary(model, 57))
+    # 6 M + 1 numbers for 8 components.
+    assert build_empty("handwriting", 57).weight_out.shape == (256, 49)
+
+
+def test_fairseqs_own_task_computes_no_bleu_of_pieces():
+    for task, filled in (("translation", False), ("gnmt_translation", True)):
+        cfg = tree(model={"_name": "lstm_gnmt_small"}, task={"_name": task, "data": "data"})
+        fill_tree(cfg, {"model._name", "task._name", "task.data"})
+        assert cfg.task.get("eval_bleu", False) is filled and cfg.optimization.max_epoch == 12
 
 
 def test_keys_are_those_of_the_user(tmp_path, monkeypatch):
