@@ -25,12 +25,12 @@ def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
 
 @torch.library.register_fake(linear_scan)
 def _(a, b, h):
-    return torch.empty_like(b)
+    return torch.empty_like(b, memory_format=torch.contiguous_format)
 
 
 def scan_in_order(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     """Takes T products and sums of [B, H]."""
-    states = torch.empty_like(b)
+    states = torch.empty_like(b, memory_format=torch.contiguous_format)
     for a_t, b_t, state in zip(a.unbind(0), b.unbind(0), states.unbind(0), strict=True):
         torch.addcmul(b_t, a_t, h, out=state)
         h = state

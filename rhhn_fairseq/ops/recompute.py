@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rhhn_fairseq.ops.buffers import state_dtype
+from rhhn_fairseq.ops.buffers import AUTOCASTING, state_dtype
 from rhhn_fairseq.ops.loop import Noise, State
 
 Run = Callable[..., tuple[Tensor, State]]
@@ -127,8 +127,8 @@ class _Segments:
         self.slices = list(map(slice, range(0, T, steps), range(steps, T + steps, steps)))
         self.autocast: dict[str, Any] = {
             "device_type": device,
-            "dtype": torch.get_autocast_dtype(device),
-            "enabled": torch.is_autocast_enabled(device),
+            "dtype": torch.get_autocast_dtype(device) if device in AUTOCASTING else None,
+            "enabled": device in AUTOCASTING and torch.is_autocast_enabled(device),
             # Weights that were cast without a gradient must not be reused where a gradient is recorded.
             "cache_enabled": False,
         }

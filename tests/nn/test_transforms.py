@@ -311,6 +311,13 @@ print(torch.equal(rnn(x)[0], expected(x)[0]))
 """
 
 
+def test_a_pass_on_meta_has_shapes():
+    rnn = layer_of("ln_hyperlstm")(C, H, hyper_size=3, device="meta")
+    y, _ = rnn(torch.empty(T, B, C, device="meta"))
+    y.sum().backward()
+    assert y.shape == (T, B, H) and rnn.stack.cells[0].weight_h.grad.shape == (H, 4 * H)
+
+
 @pytest.mark.parametrize("sharded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_weights_of_a_module_on_meta_are_initialised(sharded):
     """In a process of its own: one that has sharded a module hangs when another thread of it forks, because

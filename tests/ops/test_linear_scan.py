@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rhhn_fairseq.ops.linear_scan import linear_scan, scan_by_doubling, scan_in_order
 
@@ -32,3 +33,12 @@ def test_first_and_second_derivatives():
 
 def test_torch_knows_the_operation():
     torch.library.opcheck(torch.ops.rhhn.linear_scan.default, _operands(4))
+
+
+def test_results_have_the_strides_that_compiled_code_expects():
+    """Whatever those of the terms, as of a gradient that is transposed."""
+    a, b, h = torch.rand(5, 3, 4), torch.rand(3, 5, 4).transpose(0, 1), torch.rand(3, 4)
+    found = [scan(a, b, h).stride() for scan in (scan_in_order, scan_by_doubling)]
+    with FakeTensorMode() as mode:
+        fake = linear_scan(*map(mode.from_tensor, (a, b, h)))
+    assert found == [fake.stride()] * 2

@@ -74,7 +74,8 @@ class _GatedStep:
         here = p.mask[t].bool().unsqueeze(-1)
         torch.where(here, h.to(h_old.dtype), h_old, out=p.h[t])
         torch.where(here, c, c_old, out=p.c[t])
-        torch.mul(p.h[t], here, out=p.y[t])
+        # Not a product: a NaN times zero is NaN.
+        p.y[t].copy_(p.h[t].masked_fill(~here, 0.0))
 
     def backward(self, t: int) -> None:
         p, grads, da = self.p, self.grads, self.da
@@ -224,7 +225,7 @@ class _HighwayStep:
             new = zone(start, new, p.zone_h, t, p.zone_rate)
         if last or p.trace:
             y = p.y[t, :, layer * self.H : (layer + 1) * self.H] if p.trace else p.y[t]
-            y.copy_(new if here is None else new * here)
+            y.copy_(new if here is None else new.masked_fill(~here, 0.0))
         if here is not None:
             new = torch.where(here, new, start if last else 0.0)
         p.s[layer, t].copy_(new)
@@ -240,7 +241,7 @@ class _HighwayStep:
         if grads.dy is not None and (last or p.trace):
             ds = ds + (grads.dy[t, :, layer * H : (layer + 1) * H] if p.trace else grads.dy[t])
         if here is not None:
-            ds = ds * here
+            ds = ds.masked_fill(~here, 0.0)
         if last:
             # With ``trace`` the last layer is read before zoneout, but then there is no zoneout.
             stays = share(p.zone_h, t, p.zone_rate, self.dtype)
