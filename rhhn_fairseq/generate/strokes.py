@@ -157,7 +157,7 @@ def draw_points(
     Yields:
         a point (dx, dy, pen bit) [3] in the corpus's units, the primed ones first; how much each generated
         matrix changed in the step that produced it [M]; and where the window was: 0 in the text, ``BEHIND``
-        it at the space that ends a word, or ``PAST`` both, after which drawing stops.
+        at the space behind it, ``PAST`` when it has left both, after which drawing stops.
 
     Raises:
         UsageError: as ``write``.
@@ -182,9 +182,11 @@ def draw_points(
     for random in torch.from_numpy(_noise(config.seed, number, config.most_points(text))):
         mixture, changes, phi = hand.step(point)
         point = mixture.sharpened(config.bias, config.temperature).draw(random)
-        # At the character of the largest weight; the position after the text ends it (Graves, section 5.3).
-        left = len(phi) - 1 - int(phi.argmax()) if phi is not None else BEHIND + 1
-        place = PAST if left == 0 else BEHIND if left <= len(space) else 0
+        place = 0
+        if phi is not None:
+            # At the character of the largest weight; the position after all ends a line (Graves, 5.3).
+            left = len(phi) - 1 - int(phi.argmax())
+            place = PAST if left == 0 else BEHIND if left <= len(space) else 0
         yield _in_units(model, point), changes, place
         if place == PAST:
             return

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ from helpers.in_process import LOG, char_lm, train
 from helpers.lock_holder import holder
 
 from rhhn_fairseq.cli.average import average
-from rhhn_fairseq.compat import distribute, resume, start, stopping
+from rhhn_fairseq.compat import resume
 from rhhn_fairseq.errors import UsageError
 
 
@@ -396,31 +395,6 @@ def test_a_composite_optimizer_resumes(uninterrupted, tmp_path):
     loaded = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "saved.pt"))["optimizer_history"]
     assert [entry["lr_scheduler_state"] for entry in loaded] == [parts, {"lr": 1, "best": None}]
     resume.flatten_moments(SimpleNamespace(optimizer=SimpleNamespace(optimizer=object())))
-
-
-def test_signals_are_left_to_programs_with_a_loop_of_their_own(monkeypatch):
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(stopping, "training_loops", lambda: iter(()))
-    stopping.listen(SimpleNamespace(data_parallel_world_size=1))
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_batch_that_is_tried_again_is_one_step(monkeypatch):
-    """All workers count as many."""
-    steps, inner = [], []
-    monkeypatch.setattr(stopping, "end_if_agreed", steps.append)
-
-    def valid_step(trainer, sample, raise_oom):
-        inner.append(raise_oom)
-        return inner[-1] or start.valid_step(valid_step, trainer, sample, raise_oom=True)
-
-    assert start.valid_step(valid_step, "trainer", {}) and (steps, inner) == (["trainer"], [False, True])
-
-
-def test_workers_that_share_experts_meet_in_every_batch():
-    for options, seen in (({}, [1]), ({"base_layers": 1}, [1, {}])):
-        trainer = SimpleNamespace(is_fsdp=False, cfg=SimpleNamespace(model=SimpleNamespace(**options)))
-        assert distribute.train_step(lambda trainer, samples: samples, trainer, [1, {}]) == seen
 
 
 def test_a_training_that_also_validates_its_own_split_sees_every_epoch(tmp_path):

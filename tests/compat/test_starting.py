@@ -1,5 +1,6 @@
 """Where a training starts, whether it has anything to do, and how it goes on when it was stopped."""
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import torch
 from fairseq.dataclass.configs import CheckpointConfig
 from omegaconf import OmegaConf
 
-from rhhn_fairseq.compat import logs, resume, start, stopping
+from rhhn_fairseq.compat import distribute, logs, resume, start, stopping
 
 
 def save(path: Path, updates: int, starts: int = 1) -> Path:
@@ -127,3 +128,28 @@ def test_how_to_go_on():
     assert said(None, no_last_checkpoints=True) == "nothing was saved (--no-last-checkpoints)"
     command = said(saved, reset_lr_scheduler=True)
     assert command == f"without --reset-lr-scheduler, the same command goes on from {last}"
+
+
+def test_signals_are_left_to_programs_with_a_loop_of_their_own(monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(stopping, "training_loops", lambda: iter(()))
+    stopping.listen(SimpleNamespace(data_parallel_world_size=1))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_batch_that_is_tried_again_is_one_step(monkeypatch):
+    """All workers count as many."""
+    steps, inner = [], []
+    monkeypatch.setattr(stopping, "end_if_agreed", steps.append)
+
+    def valid_step(trainer, sample, raise_oom):
+        inner.append(raise_oom)
+        return inner[-1] or start.valid_step(valid_step, trainer, sample, raise_oom=True)
+
+    assert start.valid_step(valid_step, "trainer", {}) and (steps, inner) == (["trainer"], [False, True])
+
+
+def test_workers_that_share_experts_meet_in_every_batch():
+    for options, seen in (({}, [1]), ({"base_layers": 1}, [1, {}])):
+        trainer = SimpleNamespace(is_fsdp=False, cfg=SimpleNamespace(model=SimpleNamespace(**options)))
+        assert distribute.train_step(lambda trainer, samples: samples, trainer, [1, {}]) == seen

@@ -326,6 +326,19 @@ def test_weights_of_a_module_on_meta_are_initialised(sharded):
     assert done.stdout == "True\n", done.stderr
 
 
+@pytest.mark.parametrize("cell", ["gru", "ln_hyperlstm", "hyperrhn"])
+def test_autocast_keeps_state_and_gradients_in_float32(cell):
+    rnn, x = _build(cell).float(), _x(T, B, C).float()
+    exact, _ = rnn(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = rnn(x)
+    y.float().sum().backward()
+    entries = state if isinstance(state, tuple) else (state,)
+    assert {tensor.dtype for tensor in (*entries, *(p.grad for p in rnn.parameters()))} == {torch.float32}
+    # bfloat16 has eight bits; the outputs are of the order of 1.
+    assert 0 < (y.float() - exact).abs().max() < 0.02
+
+
 class DrawnWeights(nn.Module):
     """A parametrization that draws another weight each time."""
 
