@@ -37,6 +37,7 @@ from rhhn_fairseq.cells.numpy_math import at, drop, over_time, zone
 from rhhn_fairseq.cells.registry import register_cell
 from rhhn_fairseq.cells.running import Cell
 from rhhn_fairseq.cells.simple import ACTIVATIONS, Elman, ElmanConfig
+from rhhn_fairseq.errors import UsageError
 from rhhn_fairseq.ops.matmul.gemm import affine
 
 HYPER_STATES = ("current", "previous")
@@ -119,6 +120,14 @@ class HyperRNNConfig(ContextConfig, CellConfig):
         "broken_symmetry", help="initialisation of the maps from z to d", choices=HYPER_INITS
     )
     activation: str = option("tanh", help="phi, the activation", choices=("tanh", "relu"))
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.hyper_form == "full" and self.hyper_init != "broken_symmetry":
+            raise UsageError(
+                f"HyperRNN: hyper_init={self.hyper_init!r} has no effect with hyper_form='full', which has "
+                "no maps from z to d"
+            )
 
 
 @over_time

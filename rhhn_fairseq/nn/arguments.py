@@ -23,7 +23,13 @@ def remove_biases(module: nn.Module) -> None:
     """Replaces the biases of cells by zeros that are no parameters.
 
     The constants of maps to scaling vectors (``bias_z``, ``bias_rank``) stay: without them no signal passes.
+
+    Raises:
+        UsageError: a cell's ``transform_bias`` would be lost.
     """
+    for cell in module.modules():
+        if shift := getattr(getattr(cell, "config", None), "transform_bias", 0.0):
+            raise UsageError(f"transform_bias={shift} has no effect with bias=False")
     for path, weight in list(module.named_parameters()):
         if re.search(r"(^|\.|_norm_)bias(_[nsxy])?(\.\d+)?$", path):
             place, _, name = path.rpartition(".")

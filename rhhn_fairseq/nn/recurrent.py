@@ -101,6 +101,8 @@ class RecurrentLayer(TorchWeights, Pretrained, nn.Module):
         self.bidirectional, self.lstm_state = bidirectional, pair
         joining = {key: options.pop(key) for key in STACK if key in options}
         self.options = sized_options(self.cell, hidden_size, options)
+        if self.initial_state == "learned" and self.options.get("first_step") == "skip":
+            raise UsageError(f"{name}: first_step='skip' has no effect with initial_state='learned'")
         with torch.device(torch.get_default_device() if device is None else device):
             try:
                 config = StackConfig(

@@ -216,6 +216,17 @@ def test_line_by_line_through_pipes(checkpoint):
     ]
 
 
+def test_python_of_the_guide_translates(checkpoint, tmp_path, monkeypatch):
+    page = (Path(USER_DIR).parent / "docs" / "translation.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (named,) = re.findall(r"checkpoints/\S+\.pt", block)
+    (tmp_path / named).parent.mkdir(parents=True)
+    (tmp_path / named).symlink_to(checkpoint)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "translation.md", "exec"), names := {})
+    assert names["best"].text and names["best"].score > names["second"].score
+
+
 def test_an_ensemble_averages_probabilities(translate, checkpoint, tmp_path):
     state = torch.load(checkpoint, weights_only=True)
     # The same order of words, less sure.

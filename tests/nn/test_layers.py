@@ -5,6 +5,7 @@ import inspect
 import io
 import pickle
 import pydoc
+from functools import partial
 
 import pytest
 import torch
@@ -348,6 +349,22 @@ def test_backend_is_the_modules():
 def test_impossible_options_are_refused(options, reason):
     with pytest.raises(UsageError, match=reason):
         layers.LSTM(**{"input_size": C, "hidden_size": H} | options)
+
+
+@pytest.mark.parametrize(
+    "make, idle, other",
+    [
+        (layers.RHN, dict(transform_bias=-2.0), dict(bias=False)),
+        (layers.RHNCell, dict(transform_bias=-2.0), dict(bias=False)),
+        (layers.RHN, dict(first_step="skip"), dict(initial_state="learned")),
+        (partial(layers.HyperRNN, hyper_size=3), dict(hyper_init="paper"), dict(hyper_form="full")),
+    ],
+)
+def test_an_option_that_another_makes_idle_is_refused(make, idle, other):
+    ((name, value),) = idle.items()
+    make(C, H, **idle), make(C, H, **other)
+    with pytest.raises(UsageError, match=f"{name}={value!r} has no effect with"):
+        make(C, H, **idle, **other)
 
 
 def test_torchs_defaults_may_be_passed():
