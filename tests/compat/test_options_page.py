@@ -62,7 +62,7 @@ MODULES = {"problem": "validate", "languages": "train"}
 @pytest.mark.parametrize("option, reason", ROWS, ids=[option for option, _ in ROWS])
 def test_what_the_page_lists_as_refused_is(lines, option, reason):
     programs = re.findall(r"fairseq-([a-z-]+)", reason.split(":")[0]) or ["languages"]
-    for program in ["problem"] if "the problem is" in reason else programs:
+    for program in ["problem"] if "the checkpoint's problem" in reason else programs:
         module = MODULES.get(program, program.replace("-", "_"))
         outcome = run(module, [*lines[program], *option.split()], stdin="one two\n")
         assert outcome.kind == "refused", (program, outcome.text[-300:])
