@@ -4,7 +4,7 @@ import collections
 
 import pytest
 import torch
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu, load_model_ensemble_and_task
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from helpers import golden_models
 
 from rhhn_fairseq import plugin  # noqa: F401  (registers the models)
@@ -39,9 +39,3 @@ def test_gives_the_same_logits(name, data_directories):
         logits = golden_models.logits_of(model.eval()(**expected["inputs"]))
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=TOLERANCE)
-
-
-def test_the_files_have_options_that_may_go():
-    """Old configurations name every cell's options; loading drops those that the model no longer has."""
-    path = str(golden_models.checkpoint("char_lm-hyperrhn"))
-    assert load_checkpoint_to_cpu(path)["cfg"]["model"]["hyper_rank"] == 1

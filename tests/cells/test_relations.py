@@ -9,37 +9,6 @@ from rhhn_fairseq.cells import CELLS, build_cell
 from rhhn_fairseq.errors import UsageError
 
 
-@pytest.mark.parametrize(
-    "name, torch_class", [("lstm", torch.nn.LSTM), ("gru", torch.nn.GRU), ("elman", torch.nn.RNN)]
-)
-@pytest.mark.parametrize("forget_bias", [0.0, 1.0])
-def test_equals_torch(name, torch_class, forget_bias):
-    options = {"forget_bias": forget_bias} if name == "lstm" else {}
-    cell = build(name, options)
-    theirs = torch_class(C, H).double()
-    with torch.no_grad():
-        theirs.weight_ih_l0.copy_(cell.weight_x.T)
-        theirs.weight_hh_l0.copy_(cell.weight_h.T)
-        theirs.bias_ih_l0.copy_(cell.bias)
-        theirs.bias_hh_l0.zero_()
-        if name == "lstm":
-            theirs.bias_hh_l0[H : 2 * H] = forget_bias
-        if name == "gru":
-            theirs.bias_hh_l0[2 * H :] = cell.bias_n
-    x, state = draw_inputs(cell, 6, 3)
-    x.requires_grad_()
-    y, final = cell.eval()(x, state)
-    their_state = tuple(part.unsqueeze(0) for part in state)
-    y_torch, final_torch = theirs(x, their_state if name == "lstm" else their_state[0])
-    torch.testing.assert_close(y, y_torch, rtol=0, atol=1e-14)
-    final_torch = final_torch if name == "lstm" else (final_torch,)
-    for one, other in zip(final, final_torch, strict=True):
-        torch.testing.assert_close(one, other[0], rtol=0, atol=1e-14)
-    (ours,) = torch.autograd.grad(y.square().sum(), x)
-    (torch_gradient,) = torch.autograd.grad(y_torch.square().sum(), x)
-    torch.testing.assert_close(ours, torch_gradient, rtol=0, atol=1e-13)
-
-
 def test_a_mogrifier_without_rounds_is_the_lstm():
     cell, lstm = build("mogrifier_lstm", {"rounds": 0}), build("lstm", {})
     lstm.load_state_dict(cell.state_dict())

@@ -23,19 +23,6 @@ def _x(width=C, T=T):
     return torch.randn(T, B, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def test_equals_torch_bidirectional_two_layers():
-    stack = _stack(layers=2, bidirectional_layers=2, cell_options={"forget_bias": 0.0})
-    theirs = torch.nn.LSTM(C, H, num_layers=2, bidirectional=True).double()
-    with torch.no_grad():
-        for cells, suffix in ((stack.cells, ""), (stack.backward_cells, "_reverse")):
-            for layer, cell in enumerate(cells):
-                getattr(theirs, f"weight_ih_l{layer}{suffix}").copy_(cell.weight_x.T)
-                getattr(theirs, f"weight_hh_l{layer}{suffix}").copy_(cell.weight_h.T)
-                getattr(theirs, f"bias_ih_l{layer}{suffix}").copy_(cell.bias)
-                getattr(theirs, f"bias_hh_l{layer}{suffix}").zero_()
-    torch.testing.assert_close(stack(_x())[0], theirs(_x())[0], rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("cell", CELLS)
 def test_any_cell_carries_its_state(cell):
     stack = _stack(cell, layers=2, residual_from=2).eval()

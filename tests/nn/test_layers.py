@@ -124,26 +124,6 @@ def test_equals_torch(kind, shape, starts):
     assert isinstance(state, tuple) == isinstance(state_torch, tuple)
 
 
-def test_gradients_equal_torchs():
-    theirs = nn.LSTM(C, H, num_layers=2, bidirectional=True).double()
-    ours = layers.LSTM.from_torch(theirs)
-    packed = pack_padded_sequence(_x(), torch.tensor([2, 7, 4]), enforce_sorted=False)
-    for module in (ours, theirs):
-        output, (h_n, c_n) = module(packed)
-        (output.data.square().sum() + h_n.sum() + c_n.sum()).backward()
-    for number, cell in enumerate(ours.stack.backward_cells):
-        torch.testing.assert_close(
-            cell.weight_x.grad, getattr(theirs, f"weight_ih_l{number}_reverse").grad.T, rtol=0, atol=1e-13
-        )
-
-
-@pytest.mark.parametrize("module", [nn.LSTM(C, H, bias=False), nn.GRU(C, H, bias=False)])
-def test_from_torch_takes_modules_without_biases(module):
-    module.double()
-    ours = getattr(layers, type(module).__name__).from_torch(module)
-    _equal(ours(_x())[0], module(_x())[0])
-
-
 @pytest.mark.parametrize("frozen", ["weight_ih_l0", "weight_hh_l0_reverse", "bias_ih_l0", "bias_hh_l0"])
 def test_from_torch_leaves_frozen_weights_frozen(frozen):
     for kind, joined in ((nn.LSTM, ("bias",)), (nn.GRU, ("bias", "bias_n"))):

@@ -68,13 +68,6 @@ def test_dropout_may_be_changed(tmp_path):
         rnn.dropout = -1
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-def test_biases_that_torchs_module_lacks_are_not_trained(kind):
-    ours = getattr(layers, kind).from_torch(getattr(nn, kind)(C, H, bias=False))
-    trained = [name for name, weight in ours.named_parameters() if weight.requires_grad]
-    assert trained == ["stack.cells.0.weight_x", "stack.cells.0.weight_h"]
-
-
 def test_a_state_without_its_last_entries_is_noticed():
     rnn, x = layers.HyperLSTM(C, H, hyper_size=3), torch.randn(T, B, C)
     with pytest.warns(UserWarning, match="HyperLSTM: the state has 2 of 4 entries.*lstm_state=True"):

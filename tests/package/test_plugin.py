@@ -26,7 +26,8 @@ def run(code: str, **options) -> None:
 
 def test_cells_import_no_fairseq():
     loaded = "[name for name in sys.modules if name.split('.')[0] in ('fairseq', 'hydra')]"
-    run(f"import sys, rhhn_fairseq, rhhn_fairseq.cells; assert not {loaded}, {loaded}")
+    use = "rhhn_fairseq.cells.build_cell('hyperlstm', 4, 5, hyper_size=3)(torch.zeros(2, 1, 4))"
+    run(f"import sys, torch, rhhn_fairseq.cells; {use}; assert not {loaded}, {loaded}")
 
 
 def test_package_before_fairseq():

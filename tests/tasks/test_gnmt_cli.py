@@ -107,14 +107,6 @@ def test_training_and_generation_by_both_tasks(corpus, trained):
         assert score <= total / ((5 + length) / 6) ** 0.2 + 1e-3
 
 
-def test_pruned_search_finds_the_same_on_a_sure_model(corpus, trained):
-    path = trained / "checkpoint_best.pt"
-    base = ["--length-penalty", "gnmt:0.2"]
-    whole = _hypotheses(_generate(corpus, *base, path=path).stdout)
-    pruned = _hypotheses(_generate(corpus, *base, "--beam-size-threshold", 4, path=path).stdout)
-    assert sum(a == b for a, b in zip(whole, pruned, strict=True)) >= 11
-
-
 def test_ensembles(corpus, trained, tmp_path):
     _train(corpus, tmp_path / "v2", "--max-epoch", 1, "--attention", "paper", "--seed", 2)
     both = f"{trained / 'checkpoint_best.pt'}:{tmp_path / 'v2' / 'checkpoint_best.pt'}"
