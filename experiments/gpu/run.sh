@@ -82,7 +82,7 @@ tiny_char_lm.write_corpus(pathlib.Path(sys.argv[1]))' "$scratch" 2> /dev/null
         words=("$scratch/data" --batch-size 2 --tokens-per-sample 7 --hidden-size 16 --hyper-size 4 --cpu)
         probe=40 epoch=40 margin=15
     fi
-    words+=(--user-dir rhhn_fairseq --arch hyperrhn_1000_modern --bf16 --seed 1 --no-epoch-checkpoints
+    words+=(--user-dir rhhn_fairseq --arch hyperrhn_1000_modern --bf16 --lr 4e-3 --seed 1 --no-epoch-checkpoints
         --recurrent-dropout 0.25 --output-dropout 0.25 --log-format json)
     # Shows the rate and compiles the kernels; then the schedule can fit the time.
     within 120 "$PYTHON" -m fairseq_cli.train "${words[@]}" --log-interval $((probe / 4)) --max-update $probe \

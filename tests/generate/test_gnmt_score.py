@@ -67,19 +67,6 @@ def test_without_attention_only_the_coverage_is_impossible():
         GNMTScore(1.0, 0.2).finished(torch.tensor(-4.0), 7, nothing, real)
 
 
-@pytest.mark.parametrize(
-    "text, lenpen, length, expected",
-    [
-        ("gnmt:0.2", 1.0, 7, -6 / 2**0.2),
-        ("gnmt:0", 1.0, 7, -6),
-        ("none", 1.0, 7, -6),
-        ("fairseq", 0.5, 9, -2),
-    ],
-)
-def test_length_penalties(text, lenpen, length, expected):
-    assert GNMTScore.parse(text, 0.0, lenpen).normalise(-6.0, length) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("text", ["gnmt:nan", "wu:0.2"])
 def test_unknown_length_penalties_are_refused(text):
     with pytest.raises(

@@ -11,8 +11,7 @@ from rhhn_fairseq.cli.convert import to_checkpoint, to_directory
 from rhhn_fairseq.data.text.corpora import text_files
 from rhhn_fairseq.data.text.prepare import prepare
 from rhhn_fairseq.errors import UsageError
-from rhhn_fairseq.models.loading import load_char_lm
-from rhhn_fairseq.nn import LSTM, CharacterNetwork, from_pretrained
+from rhhn_fairseq.nn import LSTM, from_pretrained
 from rhhn_fairseq.saving import rename_old
 
 CONVERTED = ("char_lm", "handwriting")
@@ -62,14 +61,6 @@ def test_options_of_a_training_come_back(data_directories, tmp_path):
     to_directory(tmp_path / "checkpoint.pt", tmp_path / "saved")
     config = to_checkpoint(tmp_path / "saved", data)["cfg"]["model"]
     assert {name: config[name] for name in options} == options
-
-
-def test_models_of_fairseq_save_themselves(data_directories, tmp_path):
-    model, task = load_char_lm(str(golden_models.checkpoint("char_lm-gru")), data_directories["char_lm"])
-    model.save_pretrained(tmp_path)
-    network = CharacterNetwork.from_pretrained(tmp_path)
-    assert type(network) is CharacterNetwork and equal(network.state_dict(), model.state_dict())
-    assert network.vocabulary.symbols == task.vocabulary.symbols
 
 
 @pytest.mark.parametrize(

@@ -67,14 +67,6 @@ def server():
     http_server.server_close()
 
 
-def test_download_and_then_no_second_one(tmp_path, server):
-    handler, address = server
-    path = download(f"{address}/file", tmp_path / "new")
-    assert path.read_bytes() == handler.data
-    assert download(f"{address}/file", tmp_path / "new") == path
-    assert handler.ranges == [None]
-
-
 @pytest.mark.parametrize("honour_range", [True, False])
 def test_download_continues_where_it_stopped(tmp_path, server, honour_range):
     handler, address = server

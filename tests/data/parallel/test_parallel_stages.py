@@ -6,7 +6,6 @@ import pytest
 from helpers.parallel_cli import names
 
 from rhhn_fairseq.data.parallel.stages import stages_in
-from rhhn_fairseq.errors import UsageError
 
 
 class Work:
@@ -15,9 +14,8 @@ class Work:
     def __init__(self, tmp_path):
         self.directory = tmp_path / "deep" / "work"
         self.done = []
-        self.fail = None
 
-    def run(self, first="a", second="b", discard=False):
+    def run(self, first="a", second="b"):
         """Results of both stages; keeps going from what an earlier call finished."""
         self.done = []
         with stages_in(self.directory, lambda text: None) as stages:
@@ -26,8 +24,6 @@ class Work:
                 stages.run("second", {"text": second}, self._make("second", second)),
             ]
             self.files = stages.files("second")
-            if discard:
-                stages.discard()
         return results
 
     def _make(self, name, text):
@@ -35,8 +31,6 @@ class Work:
             self.done.append(name)
             (folder / "inner").mkdir()
             (folder / "inner" / "file").write_text(text)
-            if self.fail and self.fail[0] == name:
-                raise self.fail[1]
             return {"length": len(text), "list": [1.5, None, True]}
 
         return make
@@ -63,15 +57,6 @@ def test_finished_stages_are_not_done_again(work):
     assert work.done == []
 
 
-def test_a_changed_request_repeats_its_stage_and_all_after_it(work):
-    work.run()
-    work.run(second="c")
-    assert work.done == ["second"]
-    work.run(first="x", second="c")
-    assert work.done == ["first", "second"]
-    assert (work.directory / "second" / "inner" / "file").read_text() == "c"
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -94,24 +79,6 @@ def test_a_damaged_record_repeats_its_stage(work, record):
     (work.directory / "second.json").write_text(record)
     work.run()
     assert work.done == ["second"]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), UsageError("y")])
-def test_an_interrupted_stage_leaves_nothing_and_the_ones_before_stay(work, error):
-    work.fail = "second", error
-    with pytest.raises(type(error)):
-        work.run()
-    assert names(work.directory) == ["first", "first.json"]
-    work.fail = None
-    assert work.run() == [RESULT, RESULT]
-    assert work.done == ["second"]
-
-
-def test_without_a_finished_stage_nothing_is_left(work, tmp_path):
-    work.fail = "first", UsageError("bad input")
-    with pytest.raises(UsageError, match="bad input"):
-        work.run()
-    assert names(tmp_path / "deep") == []
 
 
 def test_remains_of_a_killed_run_are_swept_away(work):
